@@ -1,0 +1,2 @@
+//! The `ringleader` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! From a topology and a message size to a schedule.

@@ -1,0 +1,1 @@
+//! Schedules: pure data that says which rank moves what, and when.
