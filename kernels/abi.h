@@ -30,9 +30,9 @@
 
 /* What a rank tells each peer at the start of an operation. */
 typedef struct rl_header {
-  uint64_t output;      /* address of the rank's output in message coordinates if lent to peers, else 0 */
-  uint64_t fingerprint; /* the call, packed by the host: ranks must agree */
-  uint64_t epoch;       /* the operation's number; written last */
+  uint64_t output;  /* address of the rank's output in message coordinates if lent to peers, else 0 */
+  uint64_t call[2]; /* the call, packed by the host: ranks must agree */
+  uint64_t epoch;   /* the operation's number; written last */
 } rl_header;
 
 /* Addresses of both regions of a pair, as this rank sees them. */
@@ -53,8 +53,8 @@ typedef struct rl_state {
 #define RL_FAULT_MISMATCH 1u
 typedef struct rl_report {
   uint64_t epoch;
-  uint64_t fingerprint;
-  uint64_t peer_fingerprint;
+  uint64_t call[2];
+  uint64_t peer_call[2];
   uint32_t peer;
   uint32_t fault; /* RL_FAULT_*; written last */
 } rl_report;
@@ -84,7 +84,7 @@ typedef struct rl_op {
   uint64_t state;       /* rl_state, device memory; 0 for a communicator of one rank */
   uint64_t abort_word;  /* uint32_t, mapped host memory: nonzero means give up */
   uint64_t report;      /* rl_report, mapped host memory */
-  uint64_t fingerprint; /* see rl_header */
+  uint64_t call[2];     /* see rl_header */
   uint64_t scale;       /* bits of the factor: float for narrow types, double for f64, integer else */
   uint32_t rank;
   uint32_t ranks;

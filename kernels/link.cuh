@@ -33,18 +33,21 @@ __device__ __forceinline__ void post_headers(const rl_op& op, uint64_t epoch) {
   if (peer >= op.ranks || peer == op.rank) return;
   auto* header = reinterpret_cast<rl_header*>(op.peers[peer].remote);
   store_relaxed(&header->output, op.flags & RL_OP_LENT ? op.output : 0);
-  store_relaxed(&header->fingerprint, op.fingerprint);
+  store_relaxed(&header->call[0], op.call[0]);
+  store_relaxed(&header->call[1], op.call[1]);
   store_release(&header->epoch, epoch);
 }
 
 // Records a disagreement and tells everybody to give up.
-__device__ __noinline__ void report_mismatch(const rl_op& op, uint64_t epoch, uint32_t peer, uint64_t theirs) {
+__device__ __noinline__ void report_mismatch(const rl_op& op, uint64_t epoch, uint32_t peer, const rl_header* theirs) {
   auto* state = reinterpret_cast<rl_state*>(op.state);
   if (atomicExch(&state->failed, 1u) == 0) {
     volatile rl_report* r = reinterpret_cast<rl_report*>(op.report);
     r->epoch = epoch;
-    r->fingerprint = op.fingerprint;
-    r->peer_fingerprint = theirs;
+    for (int i = 0; i < 2; i++) {
+      r->call[i] = op.call[i];
+      r->peer_call[i] = load_relaxed(&theirs->call[i]);
+    }
     r->peer = peer;
     __threadfence_system();
     r->fault = RL_FAULT_MISMATCH;
@@ -66,9 +69,8 @@ __device__ __forceinline__ bool open_end(const rl_op& op, uint64_t epoch, uint32
   if (end.produces) {
     const auto* header = reinterpret_cast<const rl_header*>(local);
     if (!wait_for(&header->epoch, epoch, op.abort_word)) return false;
-    const uint64_t theirs = load_relaxed(&header->fingerprint);
-    if (theirs != op.fingerprint) {
-      report_mismatch(op, epoch, peer, theirs);
+    if (load_relaxed(&header->call[0]) != op.call[0] || load_relaxed(&header->call[1]) != op.call[1]) {
+      report_mismatch(op, epoch, peer, header);
       return false;
     }
     end.lent = reinterpret_cast<char*>(load_relaxed(&header->output));
