@@ -55,6 +55,17 @@ impl FlowNetwork {
     pub(crate) fn max_flow(&mut self, source: usize, sink: usize, limit: i64) -> i64 {
         debug_assert_ne!(source, sink);
         self.residual.clone_from(&self.capacity);
+        self.more_flow(source, sink, limit)
+    }
+
+    /// Widens an arc without taking back what flows.
+    pub(crate) fn widen(&mut self, arc: usize, by: i64) {
+        self.capacity[2 * arc] += by;
+        self.residual[2 * arc] += by;
+    }
+
+    /// What can flow in addition to the last flow, or `limit` when at least that much fits.
+    pub(crate) fn more_flow(&mut self, source: usize, sink: usize, limit: i64) -> i64 {
         self.source = source;
         let limit = limit.min(INFINITE);
         let mut flow = 0;

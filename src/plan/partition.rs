@@ -33,8 +33,20 @@ pub(crate) struct Cuts {
 impl Cuts {
     /// Cuts of `graph` with its capacities times `scale`.
     pub(crate) fn new(graph: &Graph, scale: i64) -> Cuts {
-        let mut net = graph.network(2, scale);
-        let (nodes, gpus) = (graph.nodes(), graph.gpus());
+        let arcs = graph.arcs().iter().map(|arc| (arc.from, arc.to, arc.capacity * scale));
+        Cuts::of_arcs(graph.nodes(), graph.gpus(), arcs)
+    }
+
+    /// Cuts of a graph given by its arcs `(from, to, capacity)`; its first nodes are GPUs.
+    pub(crate) fn of_arcs(
+        nodes: usize,
+        gpus: usize,
+        arcs: impl Iterator<Item = (usize, usize, i64)>,
+    ) -> Cuts {
+        let mut net = FlowNetwork::new(nodes + 2);
+        for (from, to, capacity) in arcs {
+            net.add_arc(from, to, capacity);
+        }
         let from_source = (0..gpus).map(|gpu| net.add_arc(nodes, gpu, 0)).collect();
         let to_sink = (0..gpus).map(|gpu| net.add_arc(gpu, nodes + 1, 0)).collect();
         Cuts { net, gpus, nodes, from_source, to_sink }

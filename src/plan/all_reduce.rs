@@ -1,0 +1,169 @@
+//! Trees for all_reduce that reach the partition bound on symmetric graphs.
+//!
+//! A tree that reduces its share towards the root and sends the result back, pipelined, uses each of its links equally
+//! in both directions. So the question is how many undirected spanning trees fit: the tree packing number of
+//! Nash-Williams and Tutte where there are no switches. The steps:
+//!
+//! 1. take the bound `L` from the weakest partition, in units that divide it and all capacities;
+//! 2. lower the capacity of links, one after the other, as far as every partition still allows `L` trees;
+//! 3. direct what is left ([`super::orient`]) for roots of one's choice;
+//! 4. split off switches and pack out-trees, as for the other collectives.
+//!
+//! On graphs with switches it is not proven that step 2 always ends with links that step 3 can direct. Where it does
+//! not, it is tried again with finer units, and then with a slightly lower rate.
+
+use super::bound::gpu_hops;
+use super::forest::{finish, floor_units, in_units, largest_unit, out_trees};
+use super::graph::Graph;
+use super::orient::{Link, orient};
+use super::partition::{Cuts, Part, partition_rate, weakest_partition};
+use super::ratio::Ratio;
+use super::tree::Forest;
+use crate::Collective;
+
+/// Rates that are tried where the bound is not reached, in percent of it.
+const CONCESSIONS: [i128; 5] = [100, 99, 98, 96, 90];
+
+/// The most GPUs for which every GPU is tried as the only root.
+const TRY_ALL_ROOTS: usize = 8;
+
+/// The forest with the best rate on a symmetric graph, or `None` where it is not connected.
+pub(crate) fn best(graph: &Graph) -> Option<Forest> {
+    let bound = partition_rate(&weakest_partition(graph));
+    if bound == Ratio::ZERO {
+        return None;
+    }
+    CONCESSIONS.iter().find_map(|&percent| {
+        let rate = bound * Ratio::new(percent, 100);
+        let (unit, units, trees) = in_units(graph, rate);
+        // Finer units for the even number of units that switches need, and for what step 2 leaves as a fraction.
+        let finer: &[i64] = if graph.nodes() == graph.gpus() { &[1] } else { &[2, 4, 12] };
+        finer.iter().find_map(|&finer| {
+            let units: Vec<Vec<i64>> =
+                units.iter().map(|row| row.iter().map(|units| units * finer).collect()).collect();
+            plan(graph, &units, trees * finer, unit / Ratio::from(finer))
+        })
+    })
+}
+
+/// The fastest forest of `trees` equal trees that is found on a symmetric graph.
+pub(crate) fn few(graph: &Graph, trees: i64) -> Option<Forest> {
+    let fits = |unit: Ratio| {
+        let units = floor_units(graph, unit);
+        Cuts::of(graph, &links(graph, &units)).violated(2 * trees).is_none()
+    };
+    let mut unit = largest_unit(graph, trees, fits)?;
+    // Switches may want an even number of units where there is an odd one; a little slower, it works out.
+    for _ in 0..8 {
+        let forest = plan(graph, &floor_units(graph, unit), trees, unit);
+        if forest.is_some() {
+            return forest;
+        }
+        unit = unit * Ratio::new(7, 8);
+    }
+    None
+}
+
+/// Every link once, with its capacity in one direction.
+fn links(graph: &Graph, units: &[Vec<i64>]) -> Vec<Link> {
+    let ascending = graph.arcs().iter().filter(|arc| arc.from < arc.to);
+    ascending.map(|arc| Link { ends: [arc.from, arc.to], units: units[arc.from][arc.to] }).collect()
+}
+
+fn plan(graph: &Graph, units: &[Vec<i64>], trees: i64, unit: Ratio) -> Option<Forest> {
+    let mut links = links(graph, units);
+    lower(graph, &mut links, trees)?;
+    let gpus = graph.gpus();
+    let mut candidates = Vec::new();
+    for (roots, finer) in root_choices(graph, trees) {
+        let finest: Vec<Link> =
+            links.iter().map(|link| Link { units: link.units * finer, ..*link }).collect();
+        let Some(directed) = orient(graph, &finest, &roots) else { continue };
+        let Some(trees) = out_trees(&directed, &roots) else { continue };
+        candidates.push(finish(gpus, Collective::AllReduce, unit / Ratio::from(finer), trees));
+    }
+    // A level of depth costs about as much as one more tree on every GPU.
+    candidates.into_iter().min_by_key(|forest| forest.depth() * gpus + forest.trees.len())
+}
+
+/// How many trees each GPU is the root of, and by how much the units are made finer for that: evenly, or all at one GPU.
+fn root_choices(graph: &Graph, trees: i64) -> Vec<(Vec<i64>, i64)> {
+    let gpus = graph.gpus();
+    let count = gpus as i64;
+    let even = (0..count).map(|gpu| trees * (gpu + 1) / count - trees * gpu / count).collect();
+    let mut choices = vec![(even, 1)];
+    if trees % count != 0 && trees > 1 {
+        choices.push((vec![trees; gpus], count));
+    }
+    let central = |gpu: usize| {
+        let hops: usize = gpu_hops(graph, gpu).into_iter().flatten().sum();
+        let width: i64 = graph.arcs().iter().filter(|arc| arc.from == gpu).map(|arc| arc.capacity).sum();
+        (hops, -width)
+    };
+    let mut roots: Vec<usize> = (0..gpus).collect();
+    roots.sort_by_key(|&gpu| central(gpu));
+    roots.truncate(if gpus <= TRY_ALL_ROOTS { gpus } else { 1 });
+    choices.extend(roots.into_iter().map(|root| {
+        let only = (0..gpus).map(|gpu| if gpu == root { trees } else { 0 }).collect();
+        (only, 1)
+    }));
+    choices
+}
+
+/// Lowers the units of links until GPUs have no more than `trees` trees need: `2 (N - 1)` ends at GPUs each.
+///
+/// Links that are slow or lead through switches are lowered first. `None` where units remain that no link can give up alone.
+fn lower(graph: &Graph, links: &mut [Link], trees: i64) -> Option<()> {
+    let gpus = graph.gpus();
+    let due = 2 * trees;
+    let ends = |link: &Link| link.ends.iter().filter(|&&end| end < gpus).count() as i64;
+    let mut excess: i64 =
+        links.iter().map(|link| ends(link) * link.units).sum::<i64>() - due * (gpus as i64 - 1);
+    let mut cuts = Cuts::of(graph, links);
+    let mut order: Vec<usize> = (0..links.len()).filter(|&index| ends(&links[index]) > 0).collect();
+    order.sort_by_key(|&index| (ends(&links[index]), links[index].units));
+    for index in order {
+        if excess <= 0 {
+            break;
+        }
+        let before = links[index].units;
+        // Newton's method from below: raise the link to what each violated partition asks for.
+        let mut units = (before - excess / ends(&links[index])).max(0);
+        while units < before {
+            cuts.set_link(index, units);
+            let Some(parts) = cuts.violated(due) else { break };
+            let crossings = crossings(&parts, links[index].ends);
+            let missing = due * (parts.len() as i64 - 1) - parts.iter().map(|part| part.cut).sum::<i64>();
+            if crossings == 0 {
+                return None;
+            }
+            units += (missing + crossings - 1) / crossings;
+        }
+        units = units.min(before);
+        cuts.set_link(index, units);
+        excess -= ends(&links[index]) * (before - units);
+        links[index].units = units;
+    }
+    (excess == 0).then_some(())
+}
+
+/// How many groups' cuts a link is in.
+fn crossings(parts: &[Part], ends: [usize; 2]) -> i64 {
+    parts.iter().filter(|part| part.side[ends[0]] != part.side[ends[1]]).count() as i64
+}
+
+impl Cuts {
+    /// Cuts of a graph whose links are given as undirected ones; link `i` is arcs `2i` and `2i + 1`.
+    fn of(graph: &Graph, links: &[Link]) -> Cuts {
+        let arcs = links.iter().flat_map(|link| {
+            let [a, b] = link.ends;
+            [(a, b, link.units), (b, a, link.units)]
+        });
+        Cuts::of_arcs(graph.nodes(), graph.gpus(), arcs)
+    }
+
+    fn set_link(&mut self, link: usize, units: i64) {
+        self.set_capacity(2 * link, units);
+        self.set_capacity(2 * link + 1, units);
+    }
+}
