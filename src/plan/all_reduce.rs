@@ -13,7 +13,7 @@
 //! not, it is tried again with finer units, and then with a slightly lower rate.
 
 use super::bound::gpu_hops;
-use super::forest::{finish, floor_units, in_units, largest_unit, out_trees};
+use super::forest::{cost, floor_units, in_units, largest_unit, orders, out_trees};
 use super::graph::Graph;
 use super::orient::{Link, orient};
 use super::partition::{Cuts, Part, partition_rate, weakest_partition};
@@ -41,7 +41,7 @@ pub(crate) fn best(graph: &Graph) -> Option<Forest> {
         finer.iter().find_map(|&finer| {
             let units: Vec<Vec<i64>> =
                 units.iter().map(|row| row.iter().map(|units| units * finer).collect()).collect();
-            plan(graph, &units, trees * finer, unit / Ratio::from(finer))
+            plan(graph, &units, trees * finer, unit / Ratio::from(finer), true)
         })
     })
 }
@@ -55,7 +55,7 @@ pub(crate) fn few(graph: &Graph, trees: i64) -> Option<Forest> {
     let mut unit = largest_unit(graph, trees, fits)?;
     // Switches may want an even number of units where there is an odd one; a little slower, it works out.
     for _ in 0..8 {
-        let forest = plan(graph, &floor_units(graph, unit), trees, unit);
+        let forest = plan(graph, &floor_units(graph, unit), trees, unit, false);
         if forest.is_some() {
             return forest;
         }
@@ -70,20 +70,26 @@ fn links(graph: &Graph, units: &[Vec<i64>]) -> Vec<Link> {
     ascending.map(|arc| Link { ends: [arc.from, arc.to], units: units[arc.from][arc.to] }).collect()
 }
 
-fn plan(graph: &Graph, units: &[Vec<i64>], trees: i64, unit: Ratio) -> Option<Forest> {
+/// Steps 2 to 4; `divisible` says whether units may be made finer.
+fn plan(graph: &Graph, units: &[Vec<i64>], trees: i64, unit: Ratio, divisible: bool) -> Option<Forest> {
     let mut links = links(graph, units);
     lower(graph, &mut links, trees)?;
     let gpus = graph.gpus();
-    let mut candidates = Vec::new();
-    for (roots, finer) in root_choices(graph, trees) {
-        let finest: Vec<Link> =
-            links.iter().map(|link| Link { units: link.units * finer, ..*link }).collect();
-        let Some(directed) = orient(graph, &finest, &roots) else { continue };
-        let Some(trees) = out_trees(&directed, &roots) else { continue };
-        candidates.push(finish(gpus, Collective::AllReduce, unit / Ratio::from(finer), trees));
-    }
-    // A level of depth costs about as much as one more tree on every GPU.
-    candidates.into_iter().min_by_key(|forest| forest.depth() * gpus + forest.trees.len())
+    let attempt = |roots: &[i64], finer: i64, orders: u64| {
+        let links: Vec<Link> = links.iter().map(|link| Link { units: link.units * finer, ..*link }).collect();
+        let trees = out_trees(&orient(graph, &links, roots)?, roots, orders)?;
+        Some(Forest { collective: Collective::AllReduce, gpus, unit: unit / Ratio::from(finer), trees })
+    };
+    let cost = |forest: &Forest| cost(&forest.trees, gpus);
+    let mut candidates: Vec<(Forest, Vec<i64>, i64)> = root_choices(graph, trees)
+        .into_iter()
+        .filter(|&(_, finer)| divisible || finer == 1)
+        .filter_map(|(roots, finer)| Some((attempt(&roots, finer, 2)?, roots, finer)))
+        .collect();
+    candidates.sort_by_key(|(forest, ..)| cost(forest));
+    let (first, roots, finer) = candidates.into_iter().next()?;
+    // More orders of packing for the choice of roots that looks best.
+    [attempt(&roots, finer, orders(graph)), Some(first)].into_iter().flatten().min_by_key(cost)
 }
 
 /// How many trees each GPU is the root of, and by how much the units are made finer for that: evenly, or all at one GPU.

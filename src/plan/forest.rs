@@ -17,7 +17,7 @@
 use super::all_reduce;
 use super::bound::{bound, gather_rate, rooted_rate};
 use super::graph::Graph;
-use super::pack::pack_trees;
+use super::pack::{Batch, Order, pack_trees};
 use super::ratio::{Ratio, gcd};
 use super::routes::Routes;
 use super::split::remove_switches;
@@ -75,7 +75,8 @@ fn no_plan(graph: &Graph, collective: Collective, reason: String) -> Error {
     Error::NoPlan { request: format!("a forest for {} on {} GPUs", collective.name(), graph.gpus()), reason }
 }
 
-/// Plans away from the roots; for collectives that reduce, `graph` is already reversed.
+/// Plans away from the roots. For collectives that reduce, `graph` is already reversed: the trees keep their shape, and data
+/// flows from children to parents.
 fn best_once(graph: &Graph, collective: Collective) -> Option<Forest> {
     let rate = match (collective, collective.root()) {
         (Collective::AllReduce, _) => return all_reduce::best(graph),
@@ -86,9 +87,26 @@ fn best_once(graph: &Graph, collective: Collective) -> Option<Forest> {
         return None;
     }
     let (unit, units, trees) = in_units(graph, rate);
-    let demand = demand(graph.gpus(), collective, trees);
-    let trees = out_trees(&units, &demand)?;
-    Some(finish(graph.gpus(), collective, unit, trees))
+    // A single root may need finer trees to be shallow: through a switch, one share to each GPU, which tells the others.
+    let finer = if collective.root().is_some() { graph.gpus() as i64 - 1 } else { 1 };
+    let mut candidates: Vec<Forest> = Vec::new();
+    for finer in if finer > 1 { vec![1, finer] } else { vec![1] } {
+        let units: Vec<Vec<i64>> =
+            units.iter().map(|row| row.iter().map(|units| units * finer).collect()).collect();
+        let demand = demand(graph.gpus(), collective, trees * finer);
+        let trees = out_trees(&units, &demand, orders(graph))?;
+        candidates.push(Forest { collective, gpus: graph.gpus(), unit: unit / Ratio::from(finer), trees });
+    }
+    candidates.into_iter().min_by_key(|forest| cost(&forest.trees, forest.gpus))
+}
+
+/// How many orders of packing are tried: what keeps planning within milliseconds.
+pub(crate) fn orders(graph: &Graph) -> u64 {
+    match graph.gpus() {
+        ..=8 => 8,
+        9..=12 => 3,
+        _ => 2,
+    }
 }
 
 fn few_once(graph: &Graph, collective: Collective, trees: i64) -> Option<Forest> {
@@ -110,16 +128,8 @@ fn few_once(graph: &Graph, collective: Collective, trees: i64) -> Option<Forest>
         (0..graph.gpus()).all(|gpu| net.max_flow(nodes, gpu, total) == total)
     };
     let unit = largest_unit(graph, total, fits)?;
-    let trees = out_trees(&floor_units(graph, unit), &demand)?;
-    Some(finish(graph.gpus(), collective, unit, trees))
-}
-
-/// Names the collective. Trees for reduction were planned on the reversed graph: they keep their shape, and data flows from
-/// children to parents.
-pub(crate) fn finish(gpus: usize, collective: Collective, unit: Ratio, trees: Vec<Tree>) -> Forest {
-    let mut forest = Forest { collective, gpus, unit, trees };
-    forest.tidy();
-    forest
+    let trees = out_trees(&floor_units(graph, unit), &demand, orders(graph))?;
+    Some(Forest { collective, gpus: graph.gpus(), unit, trees })
 }
 
 fn demand(gpus: usize, collective: Collective, trees: i64) -> Vec<i64> {
@@ -143,14 +153,16 @@ pub(crate) fn floor_units(graph: &Graph, unit: Ratio) -> Vec<Vec<i64>> {
 }
 
 /// The largest rate a tree for which `trees` trees fit, among capacities over whole numbers: only there the number of
-/// trees that a link carries changes. A smaller rate fits whenever a larger one does.
+/// trees that a link carries changes. A smaller rate fits whenever a larger one does. One tree may use the
+/// link from a GPU to a switch once for each other GPU.
 pub(crate) fn largest_unit(graph: &Graph, trees: i64, fits: impl Fn(Ratio) -> bool) -> Option<Ratio> {
     let mut capacities: Vec<i64> = graph.arcs().iter().map(|arc| arc.capacity).collect();
     capacities.sort_unstable();
     capacities.dedup();
+    let most = trees * (graph.gpus() as i64 - 1);
     let mut units: Vec<Ratio> = capacities
         .into_iter()
-        .flat_map(|capacity| (1..=trees).map(move |share| Ratio::new(capacity.into(), share.into())))
+        .flat_map(|capacity| (1..=most).map(move |share| Ratio::new(capacity.into(), share.into())))
         .collect();
     units.sort_unstable();
     units.dedup();
@@ -158,18 +170,41 @@ pub(crate) fn largest_unit(graph: &Graph, trees: i64, fits: impl Fn(Ratio) -> bo
     count.checked_sub(1).map(|last| units[last])
 }
 
+/// What a set of trees costs beside its rate: a level of depth about as much as one more tree on every GPU.
+pub(crate) fn cost(trees: &[Tree], gpus: usize) -> usize {
+    trees.iter().map(Tree::depth).max().unwrap_or(0) * gpus + trees.len()
+}
+
 /// Trees from each root, in units, on links of `units[from][to]`: splits off the switches, packs, and gives each edge its
-/// path. `None` where they do not fit.
-pub(crate) fn out_trees(units: &[Vec<i64>], demand: &[i64]) -> Option<Vec<Tree>> {
+/// path. Tries some orders of packing and keeps the cheapest result. `None` where the trees do not fit.
+pub(crate) fn out_trees(units: &[Vec<i64>], demand: &[i64], orders: u64) -> Option<Vec<Tree>> {
     let gpus = demand.len();
     let mut routes = Routes::of_links(units);
     if !remove_switches(&mut routes, demand) {
         return None;
     }
-    let mut direct: Vec<Vec<i64>> =
+    let direct: Vec<Vec<i64>> =
         (0..gpus).map(|from| (0..gpus).map(|to| routes.units(from, to)).collect()).collect();
+    let mut best: Option<(usize, Vec<Tree>)> = None;
+    for order in Order::some(orders) {
+        let trees = with_paths(pack_trees(&direct, demand, order)?, routes.clone())?;
+        let cost = cost(&trees, gpus);
+        if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+            best = Some((cost, trees));
+        }
+        // One hop from one tree a root cannot be improved.
+        let roots = demand.iter().filter(|trees| **trees > 0).count();
+        if best.as_ref().is_some_and(|(cost, _)| *cost == gpus + roots) {
+            break;
+        }
+    }
+    best.map(|(_, trees)| trees)
+}
+
+/// Gives each edge its path; trees whose edges take several paths become several trees.
+fn with_paths(batches: Vec<Batch>, mut routes: Routes) -> Option<Vec<Tree>> {
     let mut trees = Vec::new();
-    for batch in pack_trees(&mut direct, demand)? {
+    for batch in batches {
         let mut left = batch.trees;
         while left > 0 {
             let chosen: Option<Vec<_>> =
@@ -187,7 +222,22 @@ pub(crate) fn out_trees(units: &[Vec<i64>], demand: &[i64]) -> Option<Vec<Tree>>
             left -= weight;
         }
     }
-    Some(trees)
+    Some(tidy(trees))
+}
+
+/// Merges equal trees; orders edges breadth first, and trees by root, then weight.
+fn tidy(mut trees: Vec<Tree>) -> Vec<Tree> {
+    trees.iter_mut().for_each(Tree::sort_edges);
+    trees.sort_by(|a, b| (a.root, &a.edges).cmp(&(b.root, &b.edges)));
+    trees.dedup_by(|b, a| {
+        let same = a.root == b.root && a.edges == b.edges;
+        if same {
+            a.weight += b.weight;
+        }
+        same
+    });
+    trees.sort_by_key(|tree| (tree.root, std::cmp::Reverse(tree.weight)));
+    trees
 }
 
 #[cfg(test)]

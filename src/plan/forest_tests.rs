@@ -38,7 +38,8 @@ fn a_switch_or_mesh_needs_one_hop() {
     for graph in [presets::star(8, 450), presets::star(5, 300), presets::mesh(4, 100), presets::star(2, 24)] {
         for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
             let forest = best(&graph, collective).unwrap();
-            assert_eq!((forest.depth(), forest.trees.len()), (1, graph.gpus()), "{collective:?}");
+            assert_eq!(forest.depth(), 1, "{collective:?}");
+            assert!(forest.trees.len() <= graph.gpus(), "{collective:?}");
         }
     }
 }
@@ -85,6 +86,43 @@ fn few_trees_for_all_reduce_verify() {
 }
 
 #[test]
+fn report() {
+    for known in testing::machines().into_iter().chain(testing::dgx1v_subsets()) {
+        for collective in collectives(known.graph.gpus() - 1) {
+            let started = std::time::Instant::now();
+            let forest = best(&known.graph, collective).unwrap();
+            println!(
+                "{:30} {:14} depth {} trees {} in {:?}",
+                known.name,
+                collective.name(),
+                forest.depth(),
+                forest.trees.len(),
+                started.elapsed()
+            );
+            for k in [1, 2, 4] {
+                if let Err(e) = few(&known.graph, collective, k) {
+                    println!("   few {k}: {e}");
+                }
+            }
+        }
+    }
+    for (name, graph) in [("star16", presets::star(16, 450)), ("mesh16", presets::mesh(16, 40))] {
+        for collective in collectives(3) {
+            let started = std::time::Instant::now();
+            let forest = best(&graph, collective).unwrap();
+            println!(
+                "{:30} {:14} depth {} trees {} in {:?}",
+                name,
+                collective.name(),
+                forest.depth(),
+                forest.trees.len(),
+                started.elapsed()
+            );
+        }
+    }
+}
+
+#[test]
 fn graphs_in_pieces_have_no_forest() {
     let graph = presets::dgx1v().induced(&[0, 5]).unwrap();
     for collective in collectives(0) {
@@ -116,7 +154,8 @@ fn verify_finds_what_is_wrong() {
     };
     assert!(broken(&|forest| forest.trees[0].weight += 1).contains("carries"));
     assert!(broken(&|forest| drop(forest.trees[0].edges.pop())).contains("does not reach"));
-    assert!(broken(&|forest| forest.trees[0].edges.reverse()).contains("out of order"));
+    let deep = |forest: &Forest| forest.trees.iter().position(|tree| tree.depth() > 1).unwrap();
+    assert!(broken(&|forest| forest.trees[deep(&good)].edges.reverse()).contains("out of order"));
     assert!(broken(&|forest| forest.trees[0].edges[0].hops = vec![0, 3]).contains("by [0, 3]"));
     assert!(broken(&|forest| forest.collective = Collective::Broadcast { root: 9 }).contains("root is 9"));
     assert!(broken(&|forest| forest.trees.clear()).contains("0 trees"));

@@ -24,22 +24,50 @@ impl Batch {
     }
 }
 
-/// Packs `demand[g]` trees rooted at each GPU `g` into `units[from][to]`, which keeps what is left.
+/// In which order trees are grown. All orders reach the rate; depth and the number of different trees vary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    /// Grow all batches together, one arc each in turn, instead of one batch after the other.
+    pub(crate) together: bool,
+    /// Shuffles what the other rules leave open.
+    pub(crate) seed: u64,
+}
+
+impl Order {
+    /// The first few of an endless list of orders.
+    pub(crate) fn some(count: u64) -> impl Iterator<Item = Order> {
+        (0..count).map(|index| Order { together: index % 2 == 1, seed: index / 2 })
+    }
+
+    /// A rank that looks random, the natural one for seed 0.
+    const fn rank(self, index: usize) -> u64 {
+        match self.seed {
+            0 => index as u64,
+            seed => {
+                let mixed = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_mul(2 * seed + 1);
+                (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32
+            }
+        }
+    }
+}
+
+/// Packs `demand[g]` trees rooted at each GPU `g` into `units[from][to]`.
 ///
 /// `None` where they do not fit.
-pub(crate) fn pack_trees(units: &mut [Vec<i64>], demand: &[i64]) -> Option<Vec<Batch>> {
+pub(crate) fn pack_trees(units: &[Vec<i64>], demand: &[i64], order: Order) -> Option<Vec<Batch>> {
     let gpus = demand.len();
+    let mut units = units.to_vec();
     let mut waiting: Vec<Batch> = Vec::new();
     for (root, &trees) in demand.iter().enumerate().filter(|(_, trees)| **trees > 0) {
         let mut depth = vec![None; gpus];
         depth[root] = Some(0);
         waiting.push(Batch { root, trees, edges: Vec::new(), depth });
     }
-    waiting.reverse();
+    waiting.sort_by_key(|batch| std::cmp::Reverse(order.rank(batch.root)));
     let mut done = Vec::new();
-    while let Some(mut batch) = waiting.pop() {
+    while let Some(mut batch) = take_next(&mut waiting, order) {
         while batch.edges.len() + 1 < gpus {
-            let (from, to, trees) = next_arc(units, &waiting, &batch)?;
+            let (from, to, trees) = next_arc(&units, &waiting, &batch, order)?;
             if trees < batch.trees {
                 let rest = Batch { trees: batch.trees - trees, ..batch.clone() };
                 waiting.push(rest);
@@ -48,22 +76,38 @@ pub(crate) fn pack_trees(units: &mut [Vec<i64>], demand: &[i64]) -> Option<Vec<B
             units[from][to] -= trees;
             batch.edges.push((from, to));
             batch.depth[to] = batch.depth[from].map(|depth| depth + 1);
+            if order.together {
+                break;
+            }
         }
-        done.push(batch);
+        if batch.edges.len() + 1 < gpus { waiting.push(batch) } else { done.push(batch) }
     }
     Some(done)
 }
 
+/// The last batch, or the one with the fewest edges.
+fn take_next(waiting: &mut Vec<Batch>, order: Order) -> Option<Batch> {
+    let last = waiting.len().checked_sub(1)?;
+    let fewest = || (0..=last).rev().min_by_key(|&index| waiting[index].edges.len());
+    let index = if order.together { fewest().unwrap_or(last) } else { last };
+    Some(waiting.remove(index))
+}
+
 /// The arc to grow a batch by, and how many of its trees can use it: from the nearest GPU to the root that has one, the
 /// one that most trees can use.
-fn next_arc(units: &[Vec<i64>], others: &[Batch], batch: &Batch) -> Option<(usize, usize, i64)> {
+fn next_arc(
+    units: &[Vec<i64>],
+    others: &[Batch],
+    batch: &Batch,
+    order: Order,
+) -> Option<(usize, usize, i64)> {
     let gpus = units.len();
-    let mut sources: Vec<(usize, usize)> =
-        (0..gpus).filter_map(|gpu| batch.depth[gpu].map(|depth| (depth, gpu))).collect();
+    let mut sources: Vec<(usize, u64, usize)> =
+        (0..gpus).filter_map(|gpu| batch.depth[gpu].map(|depth| (depth, order.rank(gpu), gpu))).collect();
     sources.sort_unstable();
     let mut best: Option<(usize, usize, i64)> = None;
     let mut level = 0;
-    for (depth, from) in sources {
+    for (depth, _, from) in sources {
         if depth > level && best.is_some() {
             break;
         }
@@ -73,7 +117,9 @@ fn next_arc(units: &[Vec<i64>], others: &[Batch], batch: &Batch) -> Option<(usiz
         if targets.is_empty() {
             continue;
         }
-        targets.sort_by_key(|&to| std::cmp::Reverse(units[from][to].min(batch.trees)));
+        targets.sort_by_key(|&to| {
+            (std::cmp::Reverse(units[from][to].min(batch.trees)), order.rank(from * gpus + to))
+        });
         let (mut net, waiting) = network(units, others, from);
         for to in targets {
             let most = batch.trees.min(units[from][to]);

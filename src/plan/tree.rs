@@ -89,20 +89,6 @@ impl Forest {
         self.trees.iter().map(Tree::depth).max().unwrap_or(0)
     }
 
-    /// Merges equal trees and orders the rest by root, then weight.
-    pub(crate) fn tidy(&mut self) {
-        self.trees.iter_mut().for_each(Tree::sort_edges);
-        self.trees.sort_by(|a, b| (a.root, &a.edges).cmp(&(b.root, &b.edges)));
-        self.trees.dedup_by(|b, a| {
-            let same = a.root == b.root && a.edges == b.edges;
-            if same {
-                a.weight += b.weight;
-            }
-            same
-        });
-        self.trees.sort_by_key(|tree| (tree.root, std::cmp::Reverse(tree.weight)));
-    }
-
     /// Checks the forest against the graph: every tree spans all GPUs along real links and is in order, no link carries
     /// more than its capacity, and the roots carry what the collective needs.
     ///
