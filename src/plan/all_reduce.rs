@@ -13,18 +13,19 @@
 //! not, it is tried again with finer units, and then with a slightly lower rate.
 
 use super::bound::gpu_hops;
-use super::forest::{cost, floor_units, in_units, largest_unit, orders, out_trees};
-use super::graph::Graph;
+use super::forest::{cost, floor_units, in_units, largest_unit, orders, out_trees, tidy};
+use super::graph::{Arc, Graph};
 use super::orient::{Link, orient};
 use super::partition::{Cuts, Part, partition_rate, weakest_partition};
+use super::paths;
 use super::ratio::Ratio;
-use super::tree::Forest;
+use super::tree::{Forest, Tree, TreeEdge, unit_in_both_directions};
 use crate::Collective;
 
 /// Rates that are tried where the bound is not reached, in percent of it.
 const CONCESSIONS: [i128; 5] = [100, 99, 98, 96, 90];
 
-/// The most GPUs for which every GPU is tried as the only root.
+/// The most GPUs for which every GPU is tried as the only root, where there are no switches.
 const TRY_ALL_ROOTS: usize = 8;
 
 /// The forest with the best rate on a symmetric graph, or `None` where it is not connected.
@@ -52,16 +53,45 @@ pub(crate) fn few(graph: &Graph, trees: i64) -> Option<Forest> {
         let units = floor_units(graph, unit);
         Cuts::of(graph, &links(graph, &units)).violated(2 * trees).is_none()
     };
-    let mut unit = largest_unit(graph, trees, fits)?;
-    // Switches may want an even number of units where there is an odd one; a little slower, it works out.
-    for _ in 0..8 {
-        let forest = plan(graph, &floor_units(graph, unit), trees, unit, false);
-        if forest.is_some() {
-            return forest;
+    // Exact where it works out; switches may ask for an even number of units where there is an odd one.
+    let unit = largest_unit(graph, trees, fits)?;
+    let exact = plan(graph, &floor_units(graph, unit), trees, unit, false);
+    let greedy = greedy(graph, trees);
+    [greedy, exact].into_iter().flatten().max_by_key(Forest::algbw)
+}
+
+/// One tree after the other, each grown along the paths with most room; all from the most central GPU.
+fn greedy(graph: &Graph, count: i64) -> Option<Forest> {
+    let gpus = graph.gpus();
+    let root = central_gpus(graph)[0];
+    let mut load = vec![vec![0i64; graph.nodes()]; graph.nodes()];
+    let mut trees = Vec::new();
+    for _ in 0..count {
+        let mut reached = vec![false; gpus];
+        reached[root] = true;
+        let mut tree = Tree { root, weight: 1, edges: Vec::new() };
+        while tree.edges.len() + 1 < gpus {
+            // The fourth power makes the most loaded link of a path count for nearly all of its cost.
+            let price = |arc: &Arc| ((load[arc.from][arc.to] + 1) as f64 / arc.capacity as f64).powi(4);
+            let cost: Vec<f64> = graph.arcs().iter().map(price).collect();
+            let steps = (0..gpus).filter(|&gpu| reached[gpu]).flat_map(|parent| {
+                let found = paths::cheapest(graph, parent, &cost).into_iter().enumerate();
+                found.filter_map(move |(child, step)| step.map(|(cost, hops)| (cost, parent, child, hops)))
+            });
+            let (_, parent, child, hops) =
+                steps.filter(|&(_, _, child, _)| !reached[child]).min_by(|a, b| a.0.total_cmp(&b.0))?;
+            for step in hops.windows(2) {
+                load[step[0]][step[1]] += 1;
+                load[step[1]][step[0]] += 1;
+            }
+            reached[child] = true;
+            tree.edges.push(TreeEdge { parent, child, hops });
         }
-        unit = unit * Ratio::new(7, 8);
+        trees.push(tree);
     }
-    None
+    let trees = tidy(trees);
+    let unit = unit_in_both_directions(graph, &trees);
+    Some(Forest { collective: Collective::AllReduce, gpus, unit, trees })
 }
 
 /// Every link once, with its capacity in one direction.
@@ -101,19 +131,28 @@ fn root_choices(graph: &Graph, trees: i64) -> Vec<(Vec<i64>, i64)> {
     if trees % count != 0 && trees > 1 {
         choices.push((vec![trees; gpus], count));
     }
-    let central = |gpu: usize| {
-        let hops: usize = gpu_hops(graph, gpu).into_iter().flatten().sum();
-        let width: i64 = graph.arcs().iter().filter(|arc| arc.from == gpu).map(|arc| arc.capacity).sum();
-        (hops, -width)
-    };
-    let mut roots: Vec<usize> = (0..gpus).collect();
-    roots.sort_by_key(|&gpu| central(gpu));
-    roots.truncate(if gpus <= TRY_ALL_ROOTS { gpus } else { 1 });
+    let mut roots = central_gpus(graph);
+    roots.truncate(match gpus {
+        ..=TRY_ALL_ROOTS if graph.nodes() == gpus => gpus,
+        ..=TRY_ALL_ROOTS => 2,
+        _ => 1,
+    });
     choices.extend(roots.into_iter().map(|root| {
         let only = (0..gpus).map(|gpu| if gpu == root { trees } else { 0 }).collect();
         (only, 1)
     }));
     choices
+}
+
+/// All GPUs: first those with few hops to the others, of these the ones with the widest links.
+fn central_gpus(graph: &Graph) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..graph.gpus()).collect();
+    order.sort_by_key(|&gpu| {
+        let hops: usize = gpu_hops(graph, gpu).into_iter().flatten().sum();
+        let width: i64 = graph.arcs().iter().filter(|arc| arc.from == gpu).map(|arc| arc.capacity).sum();
+        (hops, -width)
+    });
+    order
 }
 
 /// Lowers the units of links until GPUs have no more than `trees` trees need: `2 (N - 1)` ends at GPUs each.

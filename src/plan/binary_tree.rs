@@ -5,8 +5,7 @@
 
 use super::graph::Graph;
 use super::paths;
-use super::ratio::Ratio;
-use super::tree::{Forest, Tree, TreeEdge};
+use super::tree::{Forest, Tree, TreeEdge, unit_in_both_directions};
 use crate::{Collective, Error, Result};
 
 /// The parent of each position (from 0) in the binary tree on `count` positions whose leaves are the even ones.
@@ -69,34 +68,14 @@ pub fn double_binary_trees(graph: &Graph, order: &[usize]) -> Result<Forest> {
         tree.sort_edges();
         trees.push(tree);
     }
-    let unit = unit_of(&graph_both, &trees);
+    let unit = unit_in_both_directions(&graph_both, &trees);
     Ok(Forest { collective: Collective::AllReduce, gpus: count, unit, trees })
-}
-
-/// The rate of weight 1 at which no link is overloaded, trees being used in both directions.
-fn unit_of(graph: &Graph, trees: &[Tree]) -> Ratio {
-    let load = |from: usize, to: usize| -> i64 {
-        let uses = |tree: &Tree| {
-            let steps = tree.edges.iter().flat_map(|edge| edge.hops.windows(2));
-            steps.filter(|step| **step == [from, to] || **step == [to, from]).count() as i64 * tree.weight
-        };
-        trees.iter().map(uses).sum()
-    };
-    graph
-        .arcs()
-        .iter()
-        .filter_map(|arc| match load(arc.from, arc.to) {
-            0 => None,
-            load => Some(Ratio::new(arc.capacity.into(), load.into())),
-        })
-        .min()
-        .unwrap_or(Ratio::ZERO)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::presets;
+    use crate::plan::{Ratio, presets};
 
     #[test]
     fn every_rank_is_inner_in_at_most_one_tree() {

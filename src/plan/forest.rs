@@ -226,7 +226,7 @@ fn with_paths(batches: Vec<Batch>, mut routes: Routes) -> Option<Vec<Tree>> {
 }
 
 /// Merges equal trees; orders edges breadth first, and trees by root, then weight.
-fn tidy(mut trees: Vec<Tree>) -> Vec<Tree> {
+pub(crate) fn tidy(mut trees: Vec<Tree>) -> Vec<Tree> {
     trees.iter_mut().for_each(Tree::sort_edges);
     trees.sort_by(|a, b| (a.root, &a.edges).cmp(&(b.root, &b.edges)));
     trees.dedup_by(|b, a| {

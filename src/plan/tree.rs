@@ -178,3 +178,17 @@ impl Forest {
         }
     }
 }
+
+/// The rate of weight 1 at which no link is overloaded when all trees are used in both directions; 0 without a load.
+pub(crate) fn unit_in_both_directions(graph: &Graph, trees: &[Tree]) -> Ratio {
+    let mut load = vec![vec![0i64; graph.nodes()]; graph.nodes()];
+    for tree in trees {
+        for step in tree.edges.iter().flat_map(|edge| edge.hops.windows(2)) {
+            load[step[0]][step[1]] += tree.weight;
+            load[step[1]][step[0]] += tree.weight;
+        }
+    }
+    let loaded = graph.arcs().iter().filter(|arc| load[arc.from][arc.to] > 0);
+    let units = loaded.map(|arc| Ratio::new(arc.capacity.into(), load[arc.from][arc.to].into()));
+    units.min().unwrap_or(Ratio::ZERO)
+}
