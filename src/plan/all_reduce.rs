@@ -9,11 +9,14 @@
 //! 3. direct what is left ([`super::orient`]) for roots of one's choice;
 //! 4. split off switches and pack out-trees, as for the other collectives.
 //!
+//! Where every GPU has the same capacity and no cut is thinner, the trees of all_gather, at half their rate, do as well and
+//! are taken if they are shallower or fewer.
+//!
 //! On graphs with switches it is not proven that step 2 always ends with links that step 3 can direct. Where it does
 //! not, it is tried again with finer units, and then with a slightly lower rate.
 
 use super::bound::gpu_hops;
-use super::forest::{cost, floor_units, in_units, largest_unit, orders, out_trees, tidy};
+use super::forest::{best_once, cost, floor_units, in_units, largest_unit, orders, out_trees, tidy};
 use super::graph::{Arc, Graph};
 use super::orient::{Link, orient};
 use super::partition::{Cuts, Part, partition_rate, weakest_partition};
@@ -34,7 +37,7 @@ pub(crate) fn best(graph: &Graph) -> Option<Forest> {
     if bound == Ratio::ZERO {
         return None;
     }
-    CONCESSIONS.iter().find_map(|&percent| {
+    let packed = CONCESSIONS.iter().find_map(|&percent| {
         let rate = bound * Ratio::new(percent, 100);
         let (unit, units, trees) = in_units(graph, rate);
         // Finer units for the even number of units that switches need, and for what step 2 leaves as a fraction.
@@ -44,7 +47,14 @@ pub(crate) fn best(graph: &Graph) -> Option<Forest> {
                 units.iter().map(|row| row.iter().map(|units| units * finer).collect()).collect();
             plan(graph, &units, trees * finer, unit / Ratio::from(finer), true)
         })
-    })
+    });
+    // Trees for all_gather at half their rate have room for the way back; on regular graphs that is as fast.
+    let mut gathered = best_once(graph, Collective::AllGather);
+    if let Some(forest) = &mut gathered {
+        (forest.collective, forest.unit) = (Collective::AllReduce, forest.unit / Ratio::from(2));
+    }
+    let rank = |forest: &Forest| (forest.algbw(), std::cmp::Reverse(cost(&forest.trees, forest.gpus)));
+    [gathered, packed].into_iter().flatten().max_by_key(rank)
 }
 
 /// The fastest forest of `trees` equal trees that is found on a symmetric graph.

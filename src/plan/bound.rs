@@ -69,6 +69,45 @@ impl Bound {
         self.algbw * factor
     }
 
+    /// The bound and its proof in a sentence, for people.
+    ///
+    /// ```
+    /// use ringleader::plan::{bound, presets};
+    /// let bound = bound::bound(&presets::pix_article(24), ringleader::Collective::AllReduce)?;
+    /// assert_eq!(
+    ///     bound.explain(),
+    ///     "all_reduce cannot exceed 99.00 GB/s (bus 148.50): the groups {0 1 2} {3} exchange all they need over \
+    ///      NV3 GPU2-GPU3, PIX GPU3-PCIe switch"
+    /// );
+    /// # Ok::<(), ringleader::Error>(())
+    /// ```
+    pub fn explain(&self) -> String {
+        let set = |gpus: &Vec<usize>| {
+            let ranks: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+            format!("{{{}}}", ranks.join(" "))
+        };
+        let inward = matches!(self.collective, Collective::ReduceScatter | Collective::Reduce { .. });
+        let reason = match &self.certificate {
+            Certificate::Cut { gpus } if inward => format!("what {} need comes in over", set(gpus)),
+            Certificate::Cut { gpus } => format!("what the others need leaves {} over", set(gpus)),
+            Certificate::Partition { parts } => {
+                let groups: Vec<String> = parts.iter().map(set).collect();
+                format!("the groups {} exchange all they need over", groups.join(" "))
+            }
+        };
+        let links = match self.links.len() {
+            0 => "no link at all".to_string(),
+            ..=8 => self.links.join(", "),
+            count => format!("{} and {} other links", self.links[..6].join(", "), count - 6),
+        };
+        format!(
+            "{} cannot exceed {:.2} GB/s (bus {:.2}): {reason} {links}",
+            self.collective.name(),
+            self.algbw.to_f64() / 1e3,
+            self.busbw().to_f64() / 1e3
+        )
+    }
+
     /// Computes the rate again from the certificate alone; equal to [`Bound::algbw`] on the graph it came from.
     ///
     /// # Errors

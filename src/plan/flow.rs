@@ -3,22 +3,29 @@
 //! The planner asks for thousands of flows on graphs of fewer than a hundred nodes that differ in a few capacities, so
 //! the network is built once; each call starts over from the stored capacities and may stop early.
 
-use std::collections::VecDeque;
-
 /// A capacity that no cut of real links reaches.
 ///
 /// A flow stops once it carries this much, so that sums of a few of them do not overflow.
 pub(crate) const INFINITE: i64 = 1 << 60;
 
+/// No arc.
+const NONE: usize = usize::MAX;
+
 /// A directed network; arc `a` is stored at `2a`, its reverse at `2a + 1`.
+///
+/// The arcs out of a node are a linked list, so that building a network takes a handful of allocations.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowNetwork {
     head: Vec<usize>,
     capacity: Vec<i64>,
     residual: Vec<i64>,
-    adjacent: Vec<Vec<usize>>,
+    /// The first arc out of each node, and the one after each arc.
+    first: Vec<usize>,
+    after: Vec<usize>,
     level: Vec<u32>,
+    /// The arc out of each node that is tried next.
     next: Vec<usize>,
+    queue: Vec<usize>,
     source: usize,
 }
 
@@ -29,9 +36,11 @@ impl FlowNetwork {
             head: Vec::new(),
             capacity: Vec::new(),
             residual: Vec::new(),
-            adjacent: vec![Vec::new(); nodes],
+            first: vec![NONE; nodes],
+            after: Vec::new(),
             level: vec![0; nodes],
-            next: vec![0; nodes],
+            next: vec![NONE; nodes],
+            queue: Vec::with_capacity(nodes),
             source: 0,
         }
     }
@@ -41,8 +50,10 @@ impl FlowNetwork {
         let id = self.head.len();
         self.head.extend([to, from]);
         self.capacity.extend([capacity, 0]);
-        self.adjacent[from].push(id);
-        self.adjacent[to].push(id + 1);
+        self.after.extend([self.first[from], NONE]);
+        self.first[from] = id;
+        self.after[id + 1] = self.first[to];
+        self.first[to] = id + 1;
         id / 2
     }
 
@@ -70,7 +81,7 @@ impl FlowNetwork {
         let limit = limit.min(INFINITE);
         let mut flow = 0;
         while flow < limit && self.layer(source, sink) {
-            self.next.fill(0);
+            self.next.copy_from_slice(&self.first);
             while flow < limit {
                 match self.push(source, sink, limit - flow) {
                     0 => break,
@@ -91,17 +102,22 @@ impl FlowNetwork {
     fn layer(&mut self, source: usize, sink: usize) -> bool {
         self.level.fill(0);
         self.level[source] = 1;
-        let mut queue = VecDeque::from([source]);
-        while let Some(node) = queue.pop_front() {
-            for &id in &self.adjacent[node] {
+        self.queue.clear();
+        self.queue.push(source);
+        let mut done = 0;
+        while let Some(&node) = self.queue.get(done) {
+            done += 1;
+            let mut id = self.first[node];
+            while id != NONE {
                 let to = self.head[id];
                 if self.residual[id] > 0 && self.level[to] == 0 {
                     self.level[to] = self.level[node] + 1;
                     if to == sink {
                         return true;
                     }
-                    queue.push_back(to);
+                    self.queue.push(to);
                 }
+                id = self.after[id];
             }
         }
         false
@@ -111,8 +127,8 @@ impl FlowNetwork {
         if node == sink {
             return amount;
         }
-        while self.next[node] < self.adjacent[node].len() {
-            let id = self.adjacent[node][self.next[node]];
+        while self.next[node] != NONE {
+            let id = self.next[node];
             let to = self.head[id];
             if self.residual[id] > 0 && self.level[to] == self.level[node] + 1 {
                 let pushed = self.push(to, sink, amount.min(self.residual[id]));
@@ -122,7 +138,7 @@ impl FlowNetwork {
                     return pushed;
                 }
             }
-            self.next[node] += 1;
+            self.next[node] = self.after[id];
         }
         0
     }

@@ -77,7 +77,7 @@ fn no_plan(graph: &Graph, collective: Collective, reason: String) -> Error {
 
 /// Plans away from the roots. For collectives that reduce, `graph` is already reversed: the trees keep their shape, and data
 /// flows from children to parents.
-fn best_once(graph: &Graph, collective: Collective) -> Option<Forest> {
+pub(crate) fn best_once(graph: &Graph, collective: Collective) -> Option<Forest> {
     let rate = match (collective, collective.root()) {
         (Collective::AllReduce, _) => return all_reduce::best(graph),
         (_, Some(root)) => Ratio::from(rooted_rate(graph, root).0),
@@ -103,9 +103,9 @@ fn best_once(graph: &Graph, collective: Collective) -> Option<Forest> {
 /// How many orders of packing are tried: what keeps planning within milliseconds.
 pub(crate) fn orders(graph: &Graph) -> u64 {
     match graph.gpus() {
-        ..=8 => 8,
-        9..=12 => 3,
-        _ => 2,
+        ..=8 => 6,
+        9..=12 => 4,
+        _ => 3,
     }
 }
 

@@ -86,43 +86,6 @@ fn few_trees_for_all_reduce_verify() {
 }
 
 #[test]
-fn report() {
-    for known in testing::machines().into_iter().chain(testing::dgx1v_subsets()) {
-        for collective in collectives(known.graph.gpus() - 1) {
-            let started = std::time::Instant::now();
-            let forest = best(&known.graph, collective).unwrap();
-            println!(
-                "{:30} {:14} depth {} trees {} in {:?}",
-                known.name,
-                collective.name(),
-                forest.depth(),
-                forest.trees.len(),
-                started.elapsed()
-            );
-            for k in [1, 2, 4] {
-                if let Err(e) = few(&known.graph, collective, k) {
-                    println!("   few {k}: {e}");
-                }
-            }
-        }
-    }
-    for (name, graph) in [("star16", presets::star(16, 450)), ("mesh16", presets::mesh(16, 40))] {
-        for collective in collectives(3) {
-            let started = std::time::Instant::now();
-            let forest = best(&graph, collective).unwrap();
-            println!(
-                "{:30} {:14} depth {} trees {} in {:?}",
-                name,
-                collective.name(),
-                forest.depth(),
-                forest.trees.len(),
-                started.elapsed()
-            );
-        }
-    }
-}
-
-#[test]
 fn graphs_in_pieces_have_no_forest() {
     let graph = presets::dgx1v().induced(&[0, 5]).unwrap();
     for collective in collectives(0) {
@@ -134,11 +97,46 @@ fn graphs_in_pieces_have_no_forest() {
 
 #[test]
 fn sixteen_gpus_reach_every_bound() {
-    for graph in [presets::star(16, 450), presets::mesh(16, 40)] {
+    for graph in [presets::star(16, 450), presets::mesh(16, 40), presets::two_sockets_of(16, 4, 24, 20)] {
         for collective in collectives(3) {
             let forest = best(&graph, collective).unwrap();
             forest.verify(&graph).unwrap();
             assert_eq!(forest.algbw(), bound(&graph, collective).unwrap().algbw);
+        }
+    }
+}
+
+/// Processor time of this thread: others may be using the machine. Time on the clock where the system does not say.
+fn busy() -> std::time::Duration {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    let clock = START.get_or_init(std::time::Instant::now).elapsed();
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = stat.and_then(|line| line.split(' ').next()?.parse().ok());
+    nanoseconds.map_or(clock, std::time::Duration::from_nanos)
+}
+
+fn fastest(run: impl Fn()) -> std::time::Duration {
+    let timed = |_| {
+        let started = busy();
+        run();
+        busy().saturating_sub(started)
+    };
+    (0..3).map(timed).min().unwrap()
+}
+
+#[test]
+fn plans_take_milliseconds() {
+    for (graph, limit) in [
+        (presets::dgx1v(), 50),
+        (presets::dgx1v_with_pcie(12, 10), 50),
+        (presets::two_sockets(24, 20), 50),
+        (presets::two_sockets_of(16, 4, 24, 20), 500),
+        (presets::mesh(16, 40), 500),
+    ] {
+        for collective in [Collective::AllGather, Collective::AllReduce] {
+            let taken = fastest(|| drop(best(&graph, collective).unwrap()));
+            println!("{} GPUs, {collective:?}: {taken:?}", graph.gpus());
+            assert!(taken.as_millis() <= limit, "{} GPUs, {collective:?}: {taken:?}", graph.gpus());
         }
     }
 }

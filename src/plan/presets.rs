@@ -64,7 +64,7 @@ pub fn dgx1v() -> Graph {
 /// [`dgx1v`] with its PCIe switches (two GPUs on each, `pcie` GB/s) and CPUs (`qpi` GB/s between them).
 pub fn dgx1v_with_pcie(pcie: i64, qpi: i64) -> Graph {
     let mut graph = dgx1v();
-    add_two_sockets(&mut graph, pcie, qpi);
+    add_two_sockets(&mut graph, 2, pcie, qpi);
     graph
 }
 
@@ -87,18 +87,23 @@ pub fn pix_article(pcie: i64) -> Graph {
 
 /// Eight PCIe GPUs, two a switch, two switches a socket: ports and uplinks of `pcie` GB/s, sockets joined by `upi`.
 pub fn two_sockets(pcie: i64, upi: i64) -> Graph {
-    let mut graph = gpus(8);
-    add_two_sockets(&mut graph, pcie, upi);
+    two_sockets_of(8, 2, pcie, upi)
+}
+
+/// As [`two_sockets`], with `count` GPUs, `per_switch` on each switch.
+pub fn two_sockets_of(count: usize, per_switch: usize, pcie: i64, upi: i64) -> Graph {
+    let mut graph = gpus(count);
+    add_two_sockets(&mut graph, per_switch, pcie, upi);
     graph
 }
 
-fn add_two_sockets(graph: &mut Graph, pcie: i64, upi: i64) {
+fn add_two_sockets(graph: &mut Graph, per_switch: usize, pcie: i64, upi: i64) {
     let cpus = [switch(graph, "CPU0"), switch(graph, "CPU1")];
     link(graph, cpus[0], cpus[1], upi, "SYS");
-    for pair in 0..4 {
-        let plx = switch(graph, &format!("PCIe switch {pair}"));
-        link(graph, 2 * pair, plx, pcie, "PCIe");
-        link(graph, 2 * pair + 1, plx, pcie, "PCIe");
-        link(graph, plx, cpus[pair / 2], pcie, "PCIe");
+    let count = graph.gpus();
+    for first in (0..count).step_by(per_switch) {
+        let plx = switch(graph, &format!("PCIe switch {}", first / per_switch));
+        (first..count.min(first + per_switch)).for_each(|gpu| link(graph, gpu, plx, pcie, "PCIe"));
+        link(graph, plx, cpus[2 * first / count], pcie, "PCIe");
     }
 }

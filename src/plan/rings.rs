@@ -299,34 +299,6 @@ mod tests {
     }
 
     #[test]
-    fn report() {
-        for (name, graph) in [
-            ("star8", presets::star(8, 450)),
-            ("mesh8", presets::mesh(8, 50)),
-            ("dgx", presets::dgx1v()),
-            ("dgxp", presets::dgx1v_with_pcie(12, 10)),
-            ("2s", presets::two_sockets(24, 20)),
-            ("star10", presets::star(10, 30)),
-            ("mesh10", presets::mesh(10, 30)),
-            ("star16", presets::star(16, 450)),
-            ("mesh16", presets::mesh(16, 30)),
-        ] {
-            let links = Links::new(&graph);
-            let mut peels = [peel(&links, 1), peel(&links, 2)];
-            peels.iter_mut().for_each(|r| fit(&links, r));
-            let t = std::time::Instant::now();
-            let found = search(&graph);
-            println!(
-                "{name}: {} rings {} in {:?}; peels {:?}",
-                found.rings.len(),
-                found.busbw(),
-                t.elapsed(),
-                peels.map(|p| p.iter().map(|r| 2 * r.rate).sum::<i64>())
-            );
-        }
-    }
-
-    #[test]
     fn sixteen_gpus_get_rings_near_the_limit() {
         for graph in [presets::star(16, 450), presets::mesh(16, 30)] {
             let found = search(&graph);
