@@ -42,7 +42,8 @@ pub fn double_binary_trees(graph: &Graph, order: &[usize]) -> Result<Forest> {
     let paths = paths::direct(&graph_both);
     let shape = parents(count);
     // An even number of ranks is mirrored, an odd one shifted by one: both swap inner positions and leaves.
-    let second = |position: usize| if count % 2 == 0 { count - 1 - position } else { (position + 1) % count };
+    let second =
+        |position: usize| if count.is_multiple_of(2) { count - 1 - position } else { (position + 1) % count };
     let orders: [Vec<usize>; 2] =
         [order.to_vec(), (0..count).map(|position| order[second(position)]).collect()];
     let mut trees = Vec::new();

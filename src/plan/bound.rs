@@ -88,7 +88,7 @@ impl Bound {
         };
         let inward = matches!(self.collective, Collective::ReduceScatter | Collective::Reduce { .. });
         let reason = match &self.certificate {
-            Certificate::Cut { gpus } if inward => format!("what {} need comes in over", set(gpus)),
+            Certificate::Cut { gpus } if inward => format!("what {} needs comes in over", set(gpus)),
             Certificate::Cut { gpus } => format!("what the others need leaves {} over", set(gpus)),
             Certificate::Partition { parts } => {
                 let groups: Vec<String> = parts.iter().map(set).collect();
@@ -97,7 +97,7 @@ impl Bound {
         };
         let links = match self.links.len() {
             0 => "no link at all".to_string(),
-            ..=8 => self.links.join(", "),
+            1..=8 => self.links.join(", "),
             count => format!("{} and {} other links", self.links[..6].join(", "), count - 6),
         };
         format!(

@@ -105,7 +105,8 @@ pub(crate) fn orders(graph: &Graph) -> u64 {
     match graph.gpus() {
         ..=8 => 6,
         9..=12 => 4,
-        _ => 3,
+        13..=24 => 3,
+        _ => 1,
     }
 }
 

@@ -10,7 +10,7 @@ pub const MAX_GPUS: usize = 64;
 const MAX_NODES: usize = 1024;
 
 /// The largest capacity of a link, in MB/s; keeps every product in the planner within 64 bits.
-pub const MAX_CAPACITY: i64 = 1 << 32;
+pub const MAX_CAPACITY: i64 = 1 << 27;
 
 /// A directed link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,8 +166,8 @@ impl Graph {
             place[gpu] = Some(rank);
         }
         let mut graph = Graph::new(chosen.iter().map(|&gpu| self.names[gpu].clone()))?;
-        for node in self.gpus..self.nodes() {
-            place[node] = Some(graph.add_switch(self.names[node].clone())?);
+        for (place, name) in place.iter_mut().zip(&self.names).skip(self.gpus) {
+            *place = Some(graph.add_switch(name.clone())?);
         }
         graph.arcs = self
             .arcs

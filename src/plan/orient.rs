@@ -3,10 +3,10 @@
 //! Let links have `z` units each, usable in either direction, `L` trees in all, `R(g)` of them rooted at GPU `g`. Every tree
 //! enters each GPU but its root once, so GPU `g` must be entered `L - R(g)` times, and each switch as often as it is left.
 //! Any way to direct the units with these counts lets every GPU receive all trees, whatever the roots, provided
-//! that (1) every partition of the GPUs into `p` groups has `Σ cut ≥ 2 L (p - 1)` and (2) single GPUs have exactly that. For
-//! what enters a set `X` is `Σ entered(X) - inside(X)`, and both conditions together bound what is inside of `X`. (Without
-//! switches this is Frank's theorem on orientations with trees from a root.) So the roots are free, and the
-//! directions are chosen for shallow trees.
+//! that (1) every partition of the GPUs into `p` groups has `Σ cut ≥ 2 L (p - 1)`, and (2) the GPUs together have exactly
+//! `2 L (N - 1)` units at them. For what enters a set `X` is `Σ entered(X) - inside(X)`, and (1), for `X` and all other
+//! GPUs alone, together with (2) bounds what is inside of `X`. (Without switches this is Frank's theorem on
+//! orientations with trees from a root.) So the roots are free, and the directions are chosen for shallow trees.
 
 use super::bound::gpu_hops;
 use super::flow::{FlowNetwork, INFINITE};

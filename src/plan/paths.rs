@@ -2,10 +2,13 @@
 
 use super::graph::Graph;
 
+/// Nodes on the way, both ends included.
+pub(crate) type Path = Vec<usize>;
+
 /// The cheapest path from one GPU to each other GPU, with its cost; `None` where there is none without a GPU in between.
 ///
 /// `cost` is per arc and must not be negative. Dijkstra's algorithm on a matrix of arcs: graphs have a few dozen nodes.
-pub(crate) fn cheapest(graph: &Graph, from: usize, cost: &[f64]) -> Vec<Option<(f64, Vec<usize>)>> {
+pub(crate) fn cheapest(graph: &Graph, from: usize, cost: &[f64]) -> Vec<Option<(f64, Path)>> {
     let nodes = graph.nodes();
     let mut best = vec![f64::INFINITY; nodes];
     let mut before = vec![usize::MAX; nodes];
@@ -43,7 +46,7 @@ pub(crate) fn cheapest(graph: &Graph, from: usize, cost: &[f64]) -> Vec<Option<(
 }
 
 /// The path to take between any two GPUs when nothing else uses the links: `[from][to]`, wide links and few hops first.
-pub(crate) fn direct(graph: &Graph) -> Vec<Vec<Option<Vec<usize>>>> {
+pub(crate) fn direct(graph: &Graph) -> Vec<Vec<Option<Path>>> {
     let cost: Vec<f64> = graph.arcs().iter().map(|arc| 1.0 / arc.capacity as f64).collect();
     (0..graph.gpus())
         .map(|from| {

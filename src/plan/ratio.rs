@@ -15,7 +15,7 @@ pub(crate) const fn gcd(a: i128, b: i128) -> i128 {
 
 /// A fraction in lowest terms with a positive denominator.
 ///
-/// Values in this module come from capacities below 2^33 MB/s and at most 64 GPUs, so that products stay far within
+/// Values in this module come from capacities of at most 2^27 MB/s and at most 64 GPUs, so that products stay far within
 /// `i128`.
 ///
 /// ```

@@ -110,8 +110,7 @@ impl Links {
     fn ring(&self, price: &[f64]) -> Option<(Vec<usize>, Vec<Vec<usize>>)> {
         let gpus = self.graph.gpus();
         let cost: Vec<f64> = self.of_arc.iter().map(|&link| price[link]).collect();
-        let steps: Vec<Vec<Option<(f64, Vec<usize>)>>> =
-            (0..gpus).map(|from| paths::cheapest(&self.graph, from, &cost)).collect();
+        let steps: Vec<_> = (0..gpus).map(|from| paths::cheapest(&self.graph, from, &cost)).collect();
         let matrix: Vec<Vec<f64>> = steps
             .iter()
             .map(|row| {
@@ -251,7 +250,7 @@ fn both_directions(rings: Vec<Ring>) -> Rings {
             None => both.push(ring),
         }
     }
-    both.sort_by(|a, b| b.rate.cmp(&a.rate));
+    both.sort_by_key(|ring| std::cmp::Reverse(ring.rate));
     Rings { rings: both }
 }
 

@@ -11,6 +11,9 @@
 use super::flow::FlowNetwork;
 use super::routes::Routes;
 
+/// Rounds over all pieces of a switch after which it is given up; a handful suffices.
+const MOST_ROUNDS: usize = 1000;
+
 /// Splits off all switches (the nodes from `demand.len()` on). `demand[g]` is the number of trees rooted at GPU `g`.
 ///
 /// Gives `false` where no legal piece is left although a switch has capacity, as with unbalanced switches.
@@ -47,6 +50,7 @@ fn remove(routes: &mut Routes, demand: &[i64], switch: usize) -> bool {
         })
         .collect();
     let mut round = 0;
+    let mut rounds = 0;
     while inputs.iter().any(|&from| routes.units(from, switch) > 0) {
         let mut moved = false;
         for (&from, &fair) in inputs.iter().zip(&fair) {
@@ -69,8 +73,10 @@ fn remove(routes: &mut Routes, demand: &[i64], switch: usize) -> bool {
                 }
             }
         }
+        rounds += 1;
         round = match (moved, round) {
             (false, 6..) => return false,
+            _ if rounds > MOST_ROUNDS => return false,
             (false, 2..6) => 6,
             (true, 6..) => 2,
             _ => round + 1,

@@ -107,10 +107,15 @@ pub(crate) fn dgx1v_subsets() -> Vec<Known> {
 
 /// Symmetric graphs of 2 to 8 GPUs and 0 to 3 switches; not always connected.
 pub(crate) fn symmetric_graph() -> impl Strategy<Value = Graph> {
-    (2usize..9, 0usize..4).prop_flat_map(|(gpus, switches)| {
+    symmetric_graph_up_to(12)
+}
+
+/// As [`symmetric_graph`], with capacities up to `most`.
+pub(crate) fn symmetric_graph_up_to(most: i64) -> impl Strategy<Value = Graph> {
+    (2usize..9, 0usize..4).prop_flat_map(move |(gpus, switches)| {
         let nodes = gpus + switches;
         let pairs = nodes * (nodes - 1) / 2;
-        prop::collection::vec(prop_oneof![2 => Just(0i64), 3 => 1i64..13], pairs).prop_map(
+        prop::collection::vec(prop_oneof![2 => Just(0i64), 3 => 1..=most], pairs).prop_map(
             move |capacities| {
                 let mut graph = Graph::new((0..gpus).map(|gpu| format!("GPU{gpu}"))).unwrap();
                 (0..switches).for_each(|switch| assert!(graph.add_switch(format!("SW{switch}")).is_ok()));
