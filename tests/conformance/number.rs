@@ -164,7 +164,7 @@ fn nearest_of_256(x: f64, value: impl Fn(u8) -> f32) -> u8 {
     }
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
     let finite = (0..0x80u8).filter(|&bits| value(bits).is_finite());
-    let magnitude = x.abs().min(1e30);
+    let magnitude = x.abs().min(1e5);
     let distance = |bits: u8| (f64::from(value(bits)) - magnitude).abs();
     let best = finite.min_by(|&a, &b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
     sign | best.expect("zero is finite")
