@@ -81,7 +81,12 @@ fn compile(nvcc: &Path, root: &Path, out: &Path) -> Vec<(String, PathBuf)> {
     });
     let errors = errors.into_inner().expect("no thread panics holding it");
     if !errors.is_empty() {
-        eprintln!("{} of {} kernel units failed to compile\n{}", errors.len(), units.len(), errors.join("\n"));
+        eprintln!(
+            "{} of {} kernel units failed to compile\n{}",
+            errors.len(),
+            units.len(),
+            errors.join("\n")
+        );
         process::exit(1);
     }
     units.iter().map(|(name, _)| (name.clone(), fatbin(name))).collect()

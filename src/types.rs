@@ -12,7 +12,8 @@
 //!   rounded to the accumulator's type.
 //! * `Min` and `Max` propagate NaN (IEEE 754-2019 *minimum* and *maximum*) and order `-0.0` below `+0.0`.
 //! * Any NaN result is *a* NaN: sign and payload are unspecified.
-//! * `PreMulSum(s)` multiplies every contribution by `s` in the accumulator's type before it is added.
+//! * `PreMulSum(s)` multiplies every contribution by `s` in the accumulator's type and rounds the product to the
+//!   element type before it is added.
 
 use std::fmt;
 

@@ -40,9 +40,11 @@ fn generate(header: &Path) -> Result<String, String> {
     match outcome {
         Ok(Ok(bindings)) => Ok(bindings.to_string().trim_start().to_owned()),
         Ok(Err(why)) => panic!("bindgen: {why}"),
-        Err(_) => Err("libclang not found (Debian: apt-get install libclang1; or pip install libclang and set \
+        Err(_) => {
+            Err("libclang not found (Debian: apt-get install libclang1; or pip install libclang and set \
                        LIBCLANG_PATH to its clang/native folder)"
-            .into()),
+                .into())
+        }
     }
 }
 
@@ -63,8 +65,12 @@ fn generated_bindings_match_the_header() {
         fs::write(&file, &text).unwrap_or_else(|why| panic!("cannot write {GENERATED}: {why}"));
     }
     let committed = fs::read_to_string(&file).unwrap_or_else(|why| panic!("cannot read {GENERATED}: {why}"));
-    if let Some((line, (new, old))) = (1..).zip(text.lines().zip(committed.lines())).find(|(_, (a, b))| a != b) {
-        panic!("{GENERATED}:{line} is {old:?}, but {HEADER} gives {new:?}; RINGLEADER_UPDATE_ABI=1 rewrites the file");
+    if let Some((line, (new, old))) =
+        (1..).zip(text.lines().zip(committed.lines())).find(|(_, (a, b))| a != b)
+    {
+        panic!(
+            "{GENERATED}:{line} is {old:?}, but {HEADER} gives {new:?}; RINGLEADER_UPDATE_ABI=1 rewrites the file"
+        );
     }
     assert_eq!(
         text.lines().count(),

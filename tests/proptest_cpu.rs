@@ -64,7 +64,7 @@ fn check<T: Number>(p: &Parameters) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn integers(p in parameters(), wide: bool, signed: bool) {

@@ -133,8 +133,12 @@ mod tests {
     #[test]
     fn a_call_survives_as_words() {
         let op = ReduceOp::PreMulSum(Scalar::Float(0.5));
-        let call =
-            Call { collective: Collective::Reduce { root: 127 }, dtype: DataType::F8E5M2, op, count: 1 << 40 };
+        let call = Call {
+            collective: Collective::Reduce { root: 127 },
+            dtype: DataType::F8E5M2,
+            op,
+            count: 1 << 40,
+        };
         assert_eq!(call.to_string(), format!("reduce from root 127 f8e5m2 premulsum × {}", 1u64 << 40));
         let gather =
             Call { collective: Collective::AllGather, dtype: DataType::I8, op: ReduceOp::Sum, count: 3 };

@@ -28,16 +28,18 @@ impl Engine for Cpu {
 impl Fleet for CpuFleet {
     fn run<T: Element>(&mut self, jobs: &mut [Job<T>]) {
         if self.grouped {
-            for job in jobs {
-                let ranks = self.communicators[job.communicator].iter().zip(&mut job.memory).zip(&job.ops);
-                group(|g| {
+            // All jobs in one group: each rank's calls are carried out in the order they were made.
+            let communicators = &self.communicators;
+            group(|g| {
+                for job in jobs {
+                    let ranks = communicators[job.communicator].iter().zip(&mut job.memory).zip(&job.ops);
                     for ((communicator, memory), &op) in ranks {
                         call_in_group(g, communicator, job.collective, op, memory)?;
                     }
-                    Ok(())
-                })
-                .unwrap_or_else(|why| panic!("{}: {why}", job.collective));
-            }
+                }
+                Ok(())
+            })
+            .unwrap_or_else(|why| panic!("group: {why}"));
             return;
         }
         let ranks = self.communicators[0].len();
