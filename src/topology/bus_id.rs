@@ -46,12 +46,16 @@ mod tests {
 
     #[test]
     fn all_spellings_become_one() {
-        for text in ["00000000:00:06.0", "0000:00:06.0", "00:06.0", "0:0:6.0", "0000:00:06", " 0000:00:06.0\n"] {
+        for text in
+            ["00000000:00:06.0", "0000:00:06.0", "00:06.0", "0:0:6.0", "0000:00:06", " 0000:00:06.0\n"]
+        {
             assert_eq!(normalize(text).as_deref(), Some("0000:00:06.0"), "{text:?}");
         }
         assert_eq!(normalize("0000:3B:00.0").as_deref(), Some("0000:3b:00.0"));
         assert_eq!(normalize("10000:e1:00.0").as_deref(), Some("10000:e1:00.0"));
-        for text in ["", "fffffff:ffff:ff", "GPU-1", "0000:zz:00.0", "0000:+1:00.0", "a:b:c:d", "123456789:0:0.0"] {
+        for text in
+            ["", "fffffff:ffff:ff", "GPU-1", "0000:zz:00.0", "0000:+1:00.0", "a:b:c:d", "123456789:0:0.0"]
+        {
             assert_eq!(normalize(text), None, "{text:?}");
         }
     }

@@ -56,7 +56,8 @@ impl Topology {
         loop {
             let neighbours = |node: NodeId| {
                 let ends = self.links().iter().filter(|l| capacity(l.gbs) > 0).map(|l| (l.a, l.b));
-                let far = ends.filter_map(|(a, b)| if a == node { Some(b) } else { (b == node).then_some(a) });
+                let far =
+                    ends.filter_map(|(a, b)| if a == node { Some(b) } else { (b == node).then_some(a) });
                 let mut far: Vec<_> = far.filter(|&n| kept[n]).collect();
                 far.sort_unstable();
                 far.dedup();
@@ -108,7 +109,10 @@ mod tests {
         assert_eq!(t.graph(), full);
         // Only two GPUs under one switch: the CPUs above it lead nowhere.
         let part = t.subset(&[0, 1]).unwrap().graph();
-        assert_eq!(part.nodes.iter().map(|n| n.name.as_str()).collect::<Vec<_>>(), ["GPU0", "GPU1", "PCIe switch 0"]);
+        assert_eq!(
+            part.nodes.iter().map(|n| n.name.as_str()).collect::<Vec<_>>(),
+            ["GPU0", "GPU1", "PCIe switch 0"]
+        );
         assert!(part.arcs.iter().all(|a| a.mbs == 24_000));
     }
 }

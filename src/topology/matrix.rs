@@ -82,7 +82,8 @@ impl Topology {
         for (word, meaning) in LEGEND {
             let shown = match word.strip_suffix('#') {
                 Some(stem) => used.iter().any(|u| {
-                    u.strip_prefix(stem).is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))
+                    u.strip_prefix(stem)
+                        .is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))
                 }),
                 None if *word == "XGMI" => used.iter().any(|u| u.starts_with(word)),
                 None => used.iter().any(|u| u == word),
@@ -122,7 +123,10 @@ impl Topology {
     fn numa_of(&self, gpu: usize) -> Option<(String, String)> {
         let mut at = self.gpus()[gpu].node;
         for _ in 0..self.nodes().len() {
-            let up = self.links().iter().find(|l| l.a == at && matches!(l.kind, LinkKind::Pcie | LinkKind::C2c))?;
+            let up = self
+                .links()
+                .iter()
+                .find(|l| l.a == at && matches!(l.kind, LinkKind::Pcie | LinkKind::C2c))?;
             at = up.b;
             if let NodeKind::Cpu(cpu) = &self.nodes()[at].kind {
                 let numa = if cpu.numa >= 0 { cpu.numa.to_string() } else { "N/A".into() };

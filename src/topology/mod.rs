@@ -25,8 +25,12 @@
 //! ```
 
 mod bus_id;
+mod detect;
+mod facts;
+mod gather;
 mod graph;
 mod json;
+mod load;
 mod matrix;
 mod model;
 mod path;
@@ -34,9 +38,15 @@ mod pcie_groups;
 mod presets;
 mod rates;
 mod smi;
+mod sysfs;
 mod tree;
+mod visible;
 mod xml;
 
+pub use facts::{
+    CudaFacts, CudaGpu, FACTS_VERSION, Facts, HostFacts, NetFacts, NumaFacts, NvmlFacts, NvmlGpu, NvmlLink,
+    NvmlPair, PciFacts, SysfsFacts,
+};
 pub use graph::{CapacityArc, CapacityGraph, CapacityNode};
 pub use matrix::Cells;
 pub use model::{Cpu, Gpu, Link, LinkKind, Net, Nic, Node, NodeId, NodeKind, Pci, Topology};

@@ -344,6 +344,25 @@ impl Topology {
         Ok(part)
     }
 
+    /// Takes over GPUs, NVSwitches and the links between these from a topology that has the same GPUs.
+    pub(crate) fn adopt_without_pcie(&mut self, other: &Topology) {
+        for sentence in &other.warnings {
+            self.warn(sentence.clone());
+        }
+        let mut place = vec![None; other.nodes.len()];
+        for gpu in &other.gpus {
+            place[gpu.node] = Some(self.add_gpu(gpu.clone(), other.nodes[gpu.node].pci.clone()));
+        }
+        for (id, node) in other.nodes.iter().enumerate().filter(|(_, n)| n.kind == NodeKind::NvSwitch) {
+            place[id] = Some(self.add_node(NodeKind::NvSwitch, node.name.clone(), None));
+        }
+        for link in &other.links {
+            if let (Some(a), Some(b)) = (place[link.a], place[link.b]) {
+                self.links.push(Link { a, b, ..link.clone() });
+            }
+        }
+    }
+
     pub(crate) fn link_position(&self, a: NodeId, b: NodeId, kind: LinkKind) -> Option<usize> {
         let joins = |l: &Link| (l.a == a && l.b == b) || (l.a == b && l.b == a);
         self.links.iter().position(|l| l.kind == kind && joins(l))

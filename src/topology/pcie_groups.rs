@@ -129,11 +129,8 @@ pub(crate) fn build(
                 }
                 let Some(parent) = switch.or(top).or(bridge) else { continue };
                 for &i in &under {
-                    let rate = if Some(parent) == bridge {
-                        up(&[i])
-                    } else {
-                        rates.pix.unwrap_or(UNKNOWN_PCIE_GBS)
-                    };
+                    let rate =
+                        if Some(parent) == bridge { up(&[i]) } else { rates.pix.unwrap_or(UNKNOWN_PCIE_GBS) };
                     let gpu = t.gpus()[i].node;
                     t.add_link(gpu, parent, LinkKind::Pcie, 1, places[i].port_gbs.unwrap_or(rate));
                     ports[i] = Some(parent);
@@ -226,7 +223,13 @@ mod tests {
 
     #[test]
     fn paths_are_as_stated() {
-        let rows = ["X PIX PXB NODE SYS", "PIX X PXB NODE SYS", "PXB PXB X PHB SYS", "NODE NODE PHB X SYS", "SYS SYS SYS SYS X"];
+        let rows = [
+            "X PIX PXB NODE SYS",
+            "PIX X PXB NODE SYS",
+            "PXB PXB X PHB SYS",
+            "NODE NODE PHB X SYS",
+            "SYS SYS SYS SYS X",
+        ];
         let t = built(&rows);
         assert_eq!(t.warnings(), &[] as &[String]);
         for (i, row) in rows.iter().enumerate() {

@@ -125,7 +125,8 @@ struct Matrix {
 
 impl Matrix {
     fn read(text: &str, file: &str) -> Result<Matrix> {
-        let fail = |line: Option<usize>, reason: String| Err(Error::Parse { file: file.into(), line, reason });
+        let fail =
+            |line: Option<usize>, reason: String| Err(Error::Parse { file: file.into(), line, reason });
         let text = strip_escapes(text);
         let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line));
         let Some((head, header)) = lines.find(|(_, l)| is_header(&l.split_whitespace().collect::<Vec<_>>()))
@@ -142,7 +143,10 @@ impl Matrix {
         }
         let gpus = names.iter().filter(|n| gpu_number(n).is_some()).count();
         if gpus > MAX_GPUS || names.len() > 4 * MAX_GPUS {
-            return fail(Some(head), format!("{gpus} GPUs in {} columns are more than a host has", names.len()));
+            return fail(
+                Some(head),
+                format!("{gpus} GPUs in {} columns are more than a host has", names.len()),
+            );
         }
         let mut matrix = Matrix {
             rows: names.iter().map(|_| None).collect(),
@@ -192,7 +196,9 @@ impl Matrix {
                 Some(cell) => cell,
                 None if word.is_empty() => {
                     let (have, want) = (cells.len(), self.names.len());
-                    return fail(format!("the row of {name} has {have} cells of {want}: the matrix is cut off"));
+                    return fail(format!(
+                        "the row of {name} has {have} cells of {want}: the matrix is cut off"
+                    ));
                 }
                 None => {
                     return fail(format!(
@@ -201,7 +207,9 @@ impl Matrix {
                 }
             };
             if (cell == Cell::Itself) != (column == at) {
-                return fail(format!("{word:?} between {name} and {other}: X belongs on the diagonal, and only there"));
+                return fail(format!(
+                    "{word:?} between {name} and {other}: X belongs on the diagonal, and only there"
+                ));
             }
             cells.push(cell);
         }
@@ -236,7 +244,8 @@ impl Matrix {
     }
 
     fn build(mut self, t: &mut Topology, options: &SmiOptions) {
-        let columns: Vec<usize> = (0..self.names.len()).filter(|&c| gpu_number(&self.names[c]).is_some()).collect();
+        let columns: Vec<usize> =
+            (0..self.names.len()).filter(|&c| gpu_number(&self.names[c]).is_some()).collect();
         let n = columns.len();
         for (i, &c) in columns.iter().enumerate() {
             let dev = gpu_number(&self.names[c]);

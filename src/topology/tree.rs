@@ -122,7 +122,9 @@ pub(crate) fn assemble(mut tree: Tree, file: &str, t: &mut Topology) -> Result<(
     for (a, b) in tree.switch_links {
         match (switches.get(&a), switches.get(&b)) {
             (Some(&a), Some(&b)) => t.add_link(a, b, LinkKind::Pcie, 1, rates::UNKNOWN_PCIE_GBS),
-            _ => t.warn(format!("The link between PCIe switches {a} and {b} is left out: one of them is not there.")),
+            _ => t.warn(format!(
+                "The link between PCIe switches {a} and {b} is left out: one of them is not there."
+            )),
         }
     }
     join_cpus(t, &cpus);
@@ -141,7 +143,8 @@ fn two_level_switch(pci: &Pci, lower: bool) -> Option<u32> {
         return Some(4);
     }
     let level = if lower { "0x1" } else { "0x0" };
-    (is(&pci.device, "0xc030") && is(&pci.subsystem_vendor, "0x1000") && board.starts_with(level)).then_some(5)
+    (is(&pci.device, "0xc030") && is(&pci.subsystem_vendor, "0x1000") && board.starts_with(level))
+        .then_some(5)
 }
 
 /// Some switches appear as a switch with switches of the same kind below, though data crosses one chip: their
@@ -171,7 +174,13 @@ fn flatten(device: &mut Device) {
 
 impl Assembly<'_> {
     /// Adds a device and all below it. `upper` is the speed and width of the link above, for devices that do not tell.
-    fn place(&mut self, device: Device, parent: NodeId, cpu: NodeId, upper: Option<(Option<String>, Option<u32>)>) {
+    fn place(
+        &mut self,
+        device: Device,
+        parent: NodeId,
+        cpu: NodeId,
+        upper: Option<(Option<String>, Option<u32>)>,
+    ) {
         let Device { mut pci, part, below, .. } = device;
         if let Some((speed, width)) = upper {
             pci.link_speed = pci.link_speed.or(speed);
@@ -188,7 +197,9 @@ impl Assembly<'_> {
                 // A NIC without a PCI device is virtual and goes as fast as its network.
                 let gbs = match pci.bus_id {
                     Some(_) => gbs,
-                    None => nic.nets.iter().filter_map(|n| n.speed_mbps).max().unwrap_or(10_000) as f64 / 8000.0,
+                    None => {
+                        nic.nets.iter().filter_map(|n| n.speed_mbps).max().unwrap_or(10_000) as f64 / 8000.0
+                    }
                 };
                 let pci = pci.bus_id.is_some().then_some(pci);
                 let node = self.t.add_node(NodeKind::Nic(nic), name, pci);
@@ -311,7 +322,8 @@ fn join_gpus(t: &mut Topology, gpus: &[Placed], by_id: &HashMap<String, usize>) 
                     entry.1 = entry.1.zip(link.nominal_gbs).map(|(a, b)| a + b);
                 }
                 Target::Fabric => {
-                    let fabric = *fabric.get_or_insert_with(|| t.add_node(NodeKind::NvSwitch, "NVSwitch", None));
+                    let fabric =
+                        *fabric.get_or_insert_with(|| t.add_node(NodeKind::NvSwitch, "NVSwitch", None));
                     t.add_link(node, fabric, LinkKind::NvLink, link.count, f64::from(link.count) * per_link);
                     let Some(at) = t.link_position(node, fabric, LinkKind::NvLink) else { continue };
                     let wire = t.link_mut(at);
@@ -359,7 +371,9 @@ fn join_gpus(t: &mut Topology, gpus: &[Placed], by_id: &HashMap<String, usize>) 
         let (kind, per_link) = if xgmi {
             let (gbs, known) = rates::xgmi_gbs(one.arch.as_deref());
             if !known {
-                t.warn(format!("The architecture of GPU{i} is not known; {gbs} GB/s are assumed for an xGMI link."));
+                t.warn(format!(
+                    "The architecture of GPU{i} is not known; {gbs} GB/s are assumed for an xGMI link."
+                ));
             }
             (LinkKind::Xgmi, gbs)
         } else {

@@ -81,7 +81,10 @@ impl Reader<'_, '_> {
         };
         let value = value.and_then(|v| T::try_from(v).ok());
         if value.is_none() {
-            self.odd(element, &format!("{name} is {text:?}, which is no number in range; it is taken as missing"));
+            self.odd(
+                element,
+                &format!("{name} is {text:?}, which is no number in range; it is taken as missing"),
+            );
         }
         value
     }
@@ -164,7 +167,8 @@ impl Reader<'_, '_> {
     }
 
     fn pci(&mut self, element: Node, depth: usize, into: &mut Vec<Device>, tree: &mut Tree) -> Result<()> {
-        let text = |name: &str| element.attribute(name).filter(|v| !v.is_empty()).map(str::to_ascii_lowercase);
+        let text =
+            |name: &str| element.attribute(name).filter(|v| !v.is_empty()).map(str::to_ascii_lowercase);
         let raw = element.attribute("busid").map(str::trim).filter(|v| !v.is_empty());
         let id = raw.map(|r| bus_id::normalize(r).unwrap_or_else(|| r.to_ascii_lowercase()));
         match raw {
@@ -200,7 +204,9 @@ impl Reader<'_, '_> {
                 "pcilink" => {
                     let target = child.attribute("target").map(|t| bus_id::normalize(t).unwrap_or(t.into()));
                     if let (Some(id), Some(target)) = (&id, target) {
-                        let known = |(a, b): &(String, String)| (a == id && *b == target) || (b == id && *a == target);
+                        let known = |(a, b): &(String, String)| {
+                            (a == id && *b == target) || (b == id && *a == target)
+                        };
                         if !tree.switch_links.iter().any(known) {
                             tree.switch_links.push((id.clone(), target));
                         }

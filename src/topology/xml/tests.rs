@@ -123,7 +123,11 @@ fn what_is_missing_is_assumed() {
     assert_eq!(t.path(0, 1).unwrap().to_string(), "PIX 12 GB/s");
     assert_eq!(t.warnings().len(), 2, "{:?}", t.warnings());
     assert!(t.warnings()[0].contains("no gpu elements") && t.warnings()[1].contains("no NVLinks"));
-    let odd = read(&pair(80, "", "").replace("affinity=\"ff\"", "affinity=\"none\"").replace("modelid=\"143\"", "modelid=\"x\""));
+    let odd = read(
+        &pair(80, "", "")
+            .replace("affinity=\"ff\"", "affinity=\"none\"")
+            .replace("modelid=\"143\"", "modelid=\"x\""),
+    );
     assert_eq!(odd.warnings().len(), 2, "{:?}", odd.warnings());
     assert!(odd.warnings()[0].starts_with("Line 2: "), "{:?}", odd.warnings());
 }
@@ -142,7 +146,11 @@ fn damage_is_told_with_its_line() {
     }
     let twice = error(&pair(80, "", "").replace("0000:02:00.0", "0000:01:00.0"));
     assert!(twice.starts_with("topo.xml line 6: ") && twice.contains("0000:01:00.0"), "{twice}");
-    let deep = format!("<system version=\"1\">{}{}</system>", "<cpu>".to_string() + &"<pci>".repeat(100), "</pci>".repeat(100) + "</cpu>");
+    let deep = format!(
+        "<system version=\"1\">{}{}</system>",
+        "<cpu>".to_string() + &"<pci>".repeat(100),
+        "</pci>".repeat(100) + "</cpu>"
+    );
     assert!(error(&deep).contains("64 deep"));
 }
 

@@ -125,7 +125,8 @@ impl Writer<'_> {
             (speed, width) = (Some(s.to_string()), Some(w));
         }
         let Pci { vendor, device, subsystem_vendor, subsystem_device, .. } = known;
-        let mut attributes = vec![("busid", self.bus_id(node)), ("class", known.class.unwrap_or(class.into()))];
+        let mut attributes =
+            vec![("busid", self.bus_id(node)), ("class", known.class.unwrap_or(class.into()))];
         for (name, value) in [
             ("vendor", vendor),
             ("device", device),
@@ -196,13 +197,18 @@ impl Writer<'_> {
                 LinkKind::Xgmi => "xgmi",
                 LinkKind::C2c => {
                     let mbs = (link.gbs * 1000.0 / f64::from(link.count.max(1))).round();
-                    self.leaf(depth + 1, "c2c", &[("bw", mbs.to_string()), ("count", link.count.to_string())]);
+                    self.leaf(
+                        depth + 1,
+                        "c2c",
+                        &[("bw", mbs.to_string()), ("count", link.count.to_string())],
+                    );
                     continue;
                 }
                 LinkKind::Pcie | LinkKind::Smp => continue,
             };
             for (target, count) in targets {
-                let attributes = [("target", target), ("count", count.to_string()), ("tclass", class.clone())];
+                let attributes =
+                    [("target", target), ("count", count.to_string()), ("tclass", class.clone())];
                 self.leaf(depth + 1, name, &attributes);
             }
         }
