@@ -310,7 +310,7 @@ mod damaged {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
         fn texts_never_panic(which in any::<u16>(), edits in proptest::collection::vec((any::<u32>(), any::<u8>(), piece()), 1..8)) {

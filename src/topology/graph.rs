@@ -1,6 +1,6 @@
 //! The view a planner needs: nodes that are GPUs or not, and arcs with whole capacities.
 
-use crate::topology::model::{LinkKind, NodeId, Topology};
+use crate::topology::model::{Link, LinkKind, NodeId, NodeKind, Topology};
 
 /// A node of a [`CapacityGraph`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct CapacityArc {
     pub mbs: u64,
     /// What the link is.
     pub kind: LinkKind,
-    /// The link of the topology.
+    /// The link of the topology; of a chain of links, the narrowest.
     pub link: usize,
 }
 
@@ -39,11 +39,26 @@ pub struct CapacityGraph {
     pub arcs: Vec<CapacityArc>,
 }
 
+/// A link while the graph is being simplified.
+struct Wire {
+    a: NodeId,
+    b: NodeId,
+    mbs: u64,
+    link: usize,
+}
+
+impl Wire {
+    fn far(&self, node: NodeId) -> Option<NodeId> {
+        if self.a == node { Some(self.b) } else { (self.b == node).then_some(self.a) }
+    }
+}
+
 impl Topology {
     /// The machine as a flow network in whole MB/s.
     ///
-    /// NICs are left out, and so is every switch or CPU that leads nowhere: one that has, after that, fewer than two
-    /// neighbours. PCIe behind GPUs that also have NVLink is there; whether to use it is the planner's choice.
+    /// NICs are left out, and what cannot matter: switches and CPUs that lead nowhere, CPUs with nothing but other CPUs around (data does
+    /// not change direction there), and PCIe switches and CPUs in the middle of a chain, where the narrowest link of the chain stands for all.
+    /// PCIe behind GPUs that also have NVLink is there; whether to use it is the planner's choice.
     ///
     /// ```
     /// let graph = ringleader::topology::Topology::switch(4, 450.0).graph();
@@ -52,48 +67,84 @@ impl Topology {
     /// ```
     pub fn graph(&self) -> CapacityGraph {
         let capacity = |gbs: f64| (gbs * 1000.0).round() as u64;
-        let mut kept: Vec<bool> = self.nodes().iter().map(|n| !n.is_nic()).collect();
-        loop {
-            let neighbours = |node: NodeId| {
-                let ends = self.links().iter().filter(|l| capacity(l.gbs) > 0).map(|l| (l.a, l.b));
-                let far =
-                    ends.filter_map(|(a, b)| if a == node { Some(b) } else { (b == node).then_some(a) });
-                let mut far: Vec<_> = far.filter(|&n| kept[n]).collect();
-                far.sort_unstable();
-                far.dedup();
-                far.len()
-            };
-            let dead = |&n: &NodeId| kept[n] && !self.nodes()[n].is_gpu() && neighbours(n) < 2;
-            match (0..kept.len()).find(dead) {
-                Some(node) => kept[node] = false,
-                None => break,
-            }
-        }
-        let others = (0..kept.len()).filter(|&n| kept[n] && !self.nodes()[n].is_gpu());
+        let wire = |(link, l): (usize, &Link)| Wire { a: l.a, b: l.b, mbs: capacity(l.gbs), link };
+        let mut wires: Vec<Wire> = self.links().iter().enumerate().map(wire).collect();
+        wires.retain(|w| w.mbs > 0 && !self.nodes()[w.a].is_nic() && !self.nodes()[w.b].is_nic());
+        let inner: Vec<NodeId> = (0..self.nodes().len()).filter(|&n| !self.nodes()[n].is_gpu()).collect();
+        while inner.iter().any(|&node| self.simplify(node, &mut wires)) {}
+        let others = inner.into_iter().filter(|&n| wires.iter().any(|w| w.far(n).is_some()));
         let order: Vec<NodeId> = self.gpus().iter().map(|g| g.node).chain(others).collect();
-        let mut place = vec![None; kept.len()];
+        let mut place = vec![None; self.nodes().len()];
         let mut graph = CapacityGraph { gpus: self.gpus().len(), nodes: Vec::new(), arcs: Vec::new() };
         for node in order {
             place[node] = Some(graph.nodes.len());
             let named = &self.nodes()[node];
             graph.nodes.push(CapacityNode { name: named.name.clone(), is_gpu: named.is_gpu(), node });
         }
-        for (link, l) in self.links().iter().enumerate() {
-            let (Some(a), Some(b)) = (place[l.a], place[l.b]) else { continue };
-            let (mbs, kind) = (capacity(l.gbs), l.kind);
-            if mbs > 0 {
-                graph.arcs.push(CapacityArc { from: a, to: b, mbs, kind, link });
-                graph.arcs.push(CapacityArc { from: b, to: a, mbs, kind, link });
-            }
+        for Wire { a, b, mbs, link } in wires {
+            let (Some(a), Some(b)) = (place[a], place[b]) else { continue };
+            let kind = self.links()[link].kind;
+            graph.arcs.push(CapacityArc { from: a, to: b, mbs, kind, link });
+            graph.arcs.push(CapacityArc { from: b, to: a, mbs, kind, link });
         }
         graph
+    }
+
+    /// Takes a node that is no GPU out of the graph if flows are the same without it. Returns whether it did.
+    fn simplify(&self, node: NodeId, wires: &mut Vec<Wire>) -> bool {
+        let at: Vec<usize> = (0..wires.len()).filter(|&w| wires[w].far(node).is_some()).collect();
+        let far: Vec<NodeId> = at.iter().filter_map(|&w| wires[w].far(node)).collect();
+        let Some(&first) = far.first() else { return false };
+        let leads_nowhere = far.iter().all(|&n| n == first);
+        let only_cpus = self.nodes()[node].is_cpu() && far.iter().all(|&n| self.nodes()[n].is_cpu());
+        if leads_nowhere || only_cpus {
+            wires.retain(|w| w.far(node).is_none());
+            return true;
+        }
+        // A chain: one wire in, one out, and not the only switch between two GPUs, which is worth its name.
+        let [one, other] = at[..] else { return false };
+        let switch_of_two = far.iter().all(|&n| self.nodes()[n].is_gpu());
+        if self.nodes()[node].kind == NodeKind::NvSwitch || switch_of_two {
+            return false;
+        }
+        let narrow = if wires[one].mbs <= wires[other].mbs { one } else { other };
+        let (mbs, link) = (wires[narrow].mbs, wires[narrow].link);
+        wires[one] = Wire { a: far[0], b: far[1], mbs, link };
+        wires.remove(other);
+        true
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{Nic, NodeKind};
+    use crate::topology::{Cpu, Gpu, Nic, NodeKind};
+
+    #[test]
+    fn chains_are_as_narrow_as_their_narrowest_link() {
+        // GPU - switch - switch - CPU, twice, and a CPU that only other CPUs know.
+        let mut t = Topology::new("t");
+        let cpus = [0, 1].map(|numa| {
+            t.add_node(NodeKind::Cpu(Cpu { numa, ..Cpu::default() }), format!("CPU{numa}"), None)
+        });
+        t.add_link(cpus[0], cpus[1], LinkKind::Smp, 1, 16.0);
+        for rates in [[48.0, 24.0, 12.0], [24.0, 24.0, 24.0], [6.0, 24.0, 24.0]] {
+            let mut below = t.add_gpu(Gpu::default(), None);
+            for (level, gbs) in rates.into_iter().enumerate() {
+                let above = match level {
+                    2 => cpus[0],
+                    _ => t.add_node(NodeKind::PciSwitch, "switch", None),
+                };
+                t.add_link(below, above, LinkKind::Pcie, 1, gbs);
+                below = above;
+            }
+        }
+        let graph = t.graph();
+        let names: Vec<_> = graph.nodes.iter().map(|n| n.name.as_str()).collect();
+        assert_eq!(names, ["GPU0", "GPU1", "GPU2", "CPU0"]);
+        let out: Vec<_> = graph.arcs.iter().filter(|a| a.to == 3).map(|a| (a.from, a.mbs)).collect();
+        assert_eq!(out, [(0, 12_000), (1, 24_000), (2, 6_000)]);
+    }
 
     #[test]
     fn nics_and_dead_ends_are_left_out() {

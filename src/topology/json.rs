@@ -8,13 +8,14 @@ use crate::topology::path::Path;
 
 impl Serialize for Gpu {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        let mut out = s.serialize_struct("Gpu", 7)?;
+        let mut out = s.serialize_struct("Gpu", 8)?;
         out.serialize_field("index", &self.index)?;
         out.serialize_field("bus_id", &self.bus_id)?;
         out.serialize_field("sm", &self.sm)?;
         out.serialize_field("uuid", &self.uuid)?;
         out.serialize_field("name", &self.name)?;
         out.serialize_field("arch", &self.arch)?;
+        out.serialize_field("numa", &self.numa)?;
         out.serialize_field("node", &self.node)?;
         out.end()
     }
@@ -31,7 +32,7 @@ impl Serialize for Path {
     }
 }
 
-/// Serializes to an object with `name`, `gpus` (`index`, `bus_id`, `sm`, `uuid`, `name`, `arch`, `node`), `nodes` (`id`,
+/// Serializes to an object with `name`, `gpus` (`index`, `bus_id`, `sm`, `uuid`, `name`, `arch`, `numa`, `node`), `nodes` (`id`,
 /// `kind`, `name`, …), `links` (`a`, `b`, `kind`, `count`, `gbs`, `nominal_gbs`), `paths[from][to]` (`type`, `gbs`,
 /// `links`, `nodes`) and `warnings`.
 impl Serialize for Topology {

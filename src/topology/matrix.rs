@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::topology::model::{LinkKind, NodeKind, Topology};
+use crate::topology::model::{LinkKind, Topology};
 use crate::topology::path::{Path, PathType};
 
 /// What the cells of [`Topology::matrix`] show.
@@ -55,7 +55,7 @@ impl Topology {
         for at in 0..nics.len() {
             let _ = write!(text, "\tNIC{at}");
         }
-        let with_numa = (0..n).any(|i| self.numa_of(i).is_some());
+        let with_numa = self.gpus().iter().any(|g| g.numa.is_some() || g.cpus.is_some());
         text.push_str(if with_numa { "\tCPU Affinity\tNUMA Affinity\n" } else { "\n" });
         for i in 0..n {
             let _ = write!(text, "GPU{i}");
@@ -73,8 +73,9 @@ impl Topology {
                 let _ = write!(text, "\t{}", distances[i]);
             }
             if with_numa {
-                let (affinity, numa) = self.numa_of(i).unwrap_or_default();
-                let _ = write!(text, "\t{affinity}\t{numa}");
+                let gpu = &self.gpus()[i];
+                let numa = gpu.numa.map_or("N/A".into(), |n| n.to_string());
+                let _ = write!(text, "\t{}\t{numa}", gpu.cpus.as_deref().unwrap_or("N/A"));
             }
             text.push('\n');
         }
@@ -118,23 +119,6 @@ impl Topology {
             kind => kind.name().into(),
         }
     }
-
-    /// CPU mask and NUMA node of the CPU that a GPU's PCIe port leads up to.
-    fn numa_of(&self, gpu: usize) -> Option<(String, String)> {
-        let mut at = self.gpus()[gpu].node;
-        for _ in 0..self.nodes().len() {
-            let up = self
-                .links()
-                .iter()
-                .find(|l| l.a == at && matches!(l.kind, LinkKind::Pcie | LinkKind::C2c))?;
-            at = up.b;
-            if let NodeKind::Cpu(cpu) = &self.nodes()[at].kind {
-                let numa = if cpu.numa >= 0 { cpu.numa.to_string() } else { "N/A".into() };
-                return Some((cpu.affinity.clone().unwrap_or_else(|| "N/A".into()), numa));
-            }
-        }
-        None
-    }
 }
 
 fn rate_cell(path: &Path) -> String {
@@ -142,5 +126,33 @@ fn rate_cell(path: &Path) -> String {
         PathType::Dis => "DIS".into(),
         kind if path.gbs >= 100.0 => format!("{kind} {:.0}", path.gbs),
         kind => format!("{kind} {}", (path.gbs * 10.0).round() / 10.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::SmiOptions;
+
+    #[test]
+    fn the_layout_is_that_of_the_tool() {
+        let text = "\tGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\tSYS\t0-7\t0\n\
+                    GPU1\tNV4\t X \tSYS\t0-7\t0\nGPU2\tSYS\tSYS\t X \t8-15\t1\n";
+        let t = Topology::from_smi(text, "m", &SmiOptions::default()).unwrap();
+        let legend =
+            "\nLegend:\n\n  X    = the GPU itself\n  SYS  = through PCIe and the bus between NUMA nodes\n";
+        let types = t.matrix(Cells::Types);
+        assert_eq!(types, format!("{text}{legend}  NV#  = over # bonded NVLinks\n"));
+        let rates = t.matrix(Cells::Rates);
+        assert!(rates.contains("GPU0\t X \tNVL 80\tSYS 16\t0-7\t0\n"), "{rates}");
+        assert!(rates.contains("NVL  = ") && !rates.contains("NV#"), "{rates}");
+    }
+
+    #[test]
+    fn a_relay_over_nvlink_is_printed_as_the_way_over_pcie() {
+        let t = Topology::pendant(Some(24.0));
+        assert!(t.matrix(Cells::Types).contains("GPU0\t X \tNV3\tNV3\tPIX\n"));
+        assert!(t.matrix(Cells::Rates).contains("GPU0\t X \tNVL 75\tNVL 75\tNVB 75\n"));
+        assert!(Topology::dgx1v().matrix(Cells::Types).contains("NVB"));
     }
 }

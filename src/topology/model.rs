@@ -25,6 +25,10 @@ pub struct Gpu {
     pub arch: Option<String>,
     /// NVML's index of the GPU.
     pub dev: Option<u32>,
+    /// NUMA node it sits on, where known.
+    pub numa: Option<i32>,
+    /// CPUs near it, as a list: `0-31,64-95`.
+    pub cpus: Option<String>,
     /// Its node.
     pub node: NodeId,
 }

@@ -58,7 +58,7 @@ pub(crate) fn pcie_gbs(speed: Option<&str>, width: Option<u32>) -> f64 {
 
 /// The number before `GT/s`.
 pub(crate) fn gigatransfers(speed: &str) -> Option<f64> {
-    let number = speed.trim().split_whitespace().next()?;
+    let number = speed.split_whitespace().next()?;
     number.trim_end_matches("GT/s").parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0)
 }
 

@@ -253,7 +253,9 @@ impl Matrix {
                 let name = &self.names[c];
                 self.warnings.push(format!("{name} is column {i} of the matrix and is called GPU{i} here."));
             }
-            t.add_gpu(Gpu { dev, sm: options.sm, ..Gpu::default() }, None);
+            let place = self.rows[c].as_ref().map(|r| r.place.clone()).unwrap_or_default();
+            let (numa, cpus) = (place.numa, place.cpus);
+            t.add_gpu(Gpu { dev, sm: options.sm, numa, cpus, ..Gpu::default() }, None);
         }
         let mut cells = vec![vec![Cell::Itself; n]; n];
         for i in 0..n {
@@ -382,9 +384,9 @@ fn nvlinks(t: &mut Topology, cells: &[Vec<Cell>], options: &SmiOptions) {
         }
     }
     let (xgmi, _) = crate::topology::rates::xgmi_gbs(None);
-    for i in 0..n {
-        for j in i + 1..n {
-            if let Cell::Xgmi(count) = cells[i][j] {
+    for (i, row) in cells.iter().enumerate() {
+        for (j, cell) in row.iter().enumerate().skip(i + 1) {
+            if let Cell::Xgmi(count) = *cell {
                 let (a, b) = (t.gpus()[i].node, t.gpus()[j].node);
                 let gbs = f64::from(count) * options.rates.nv.unwrap_or(xgmi);
                 t.add_link(a, b, LinkKind::Xgmi, count, gbs);

@@ -92,6 +92,7 @@ struct Assembly<'a> {
 struct Placed {
     part: GpuPart,
     pci: Pci,
+    line: Option<usize>,
     parent: NodeId,
     cpu: NodeId,
     gbs: f64,
@@ -118,6 +119,14 @@ pub(crate) fn assemble(mut tree: Tree, file: &str, t: &mut Topology) -> Result<(
     if gpus.len() > MAX_GPUS {
         let reason = format!("{} GPUs are more than a host has (at most {MAX_GPUS})", gpus.len());
         return Err(Error::Parse { file: file.into(), line: None, reason });
+    }
+    let mut seen = BTreeSet::new();
+    for gpu in &gpus {
+        let Some(id) = &gpu.part.gpu.bus_id else { continue };
+        if !seen.insert(id.as_str()) {
+            let reason = format!("a second GPU with bus id {id}");
+            return Err(Error::Parse { file: file.into(), line: gpu.line, reason });
+        }
     }
     for (a, b) in tree.switch_links {
         match (switches.get(&a), switches.get(&b)) {
@@ -181,7 +190,7 @@ impl Assembly<'_> {
         cpu: NodeId,
         upper: Option<(Option<String>, Option<u32>)>,
     ) {
-        let Device { mut pci, part, below, .. } = device;
+        let Device { mut pci, line, part, below, .. } = device;
         if let Some((speed, width)) = upper {
             pci.link_speed = pci.link_speed.or(speed);
             pci.link_width = pci.link_width.or(width);
@@ -190,7 +199,7 @@ impl Assembly<'_> {
         let label = pci.bus_id.clone().unwrap_or_else(|| "without bus id".into());
         match part {
             Part::Gpu(part) => {
-                self.gpus.push(Placed { part: *part, pci, parent, cpu, gbs });
+                self.gpus.push(Placed { part: *part, pci, line, parent, cpu, gbs });
             }
             Part::Nic(nic) => {
                 let name = nic.nets.first().map_or_else(|| format!("NIC {label}"), |n| n.name.clone());
@@ -265,7 +274,13 @@ fn place_gpus(t: &mut Topology, mut gpus: Vec<Placed>) {
     }
     let mut by_id: HashMap<String, usize> = HashMap::new();
     for (index, g) in gpus.iter().enumerate() {
-        let node = t.add_gpu(g.part.gpu.clone(), Some(g.pci.clone()));
+        let (numa, cpus) = match &t.nodes()[g.cpu].kind {
+            NodeKind::Cpu(cpu) => {
+                (Some(cpu.numa).filter(|&n| n >= 0), cpu.affinity.as_deref().and_then(cpu_list))
+            }
+            _ => (None, None),
+        };
+        let node = t.add_gpu(Gpu { numa, cpus, ..g.part.gpu.clone() }, Some(g.pci.clone()));
         t.add_link(node, g.parent, LinkKind::Pcie, 1, g.gbs);
         if let Some((gbs, count)) = g.part.c2c {
             t.add_link(node, g.cpu, LinkKind::C2c, count, gbs);
@@ -275,6 +290,23 @@ fn place_gpus(t: &mut Topology, mut gpus: Vec<Placed>) {
         }
     }
     join_gpus(t, &gpus, &by_id);
+}
+
+/// A mask of CPUs (`0000ffff,ffff0000`, the last group the lowest) as a list of ranges (`16-47`). `None` if it is no mask, or
+/// is empty.
+fn cpu_list(mask: &str) -> Option<String> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for (group, text) in mask.rsplit(',').enumerate() {
+        let bits = u32::from_str_radix(text, 16).ok()?;
+        for cpu in (0..32).filter(|i| bits >> i & 1 == 1).map(|i| group * 32 + i) {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == cpu => *last = cpu,
+                _ => ranges.push((cpu, cpu)),
+            }
+        }
+    }
+    let range = |&(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    (!ranges.is_empty()).then(|| ranges.iter().map(range).collect::<Vec<_>>().join(","))
 }
 
 /// Where a GPU's links lead.
@@ -383,6 +415,20 @@ fn join_gpus(t: &mut Topology, gpus: &[Placed], by_id: &HashMap<String, usize>) 
         t.add_link(a, b, kind, count, f64::from(count) * per_link);
         if let (Some(at), Some(_)) = (t.link_position(a, b, kind), nominal) {
             t.link_mut(at).nominal_gbs = nominal;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cpu_list;
+
+    #[test]
+    fn masks_become_lists() {
+        assert_eq!(cpu_list("000000ff,ffff0000,00ffffff").as_deref(), Some("0-23,48-71"));
+        assert_eq!(cpu_list("5").as_deref(), Some("0,2"));
+        for bad in ["", "none", "00000000", "1ffffffff", "1,,1"] {
+            assert_eq!(cpu_list(bad), None, "{bad:?}");
         }
     }
 }

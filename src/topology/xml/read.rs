@@ -291,23 +291,13 @@ impl Reader<'_, '_> {
         let mut each = |f: &mut dyn FnMut(&mut Device)| {
             tree.cpus.iter_mut().for_each(|c| visit(&mut c.devices, f));
         };
-        let (mut gpus, mut links, mut seen, mut twice) = (0, 0, Vec::new(), None);
+        let (mut gpus, mut links) = (0, 0);
         each(&mut |d| {
             if let Part::Gpu(part) = &d.part {
                 gpus += 1;
                 links += part.links.len();
-                if let Some(id) = &part.gpu.bus_id {
-                    if seen.contains(id) {
-                        twice = twice.take().or(Some((d.line, id.clone())));
-                    }
-                    seen.push(id.clone());
-                }
             }
         });
-        if let Some((line, id)) = twice {
-            let reason = format!("a second GPU with bus id {id}");
-            return Err(Error::Parse { file: self.file.into(), line, reason });
-        }
         let (mut by_class, mut unused) = (0, 0);
         each(&mut |d| {
             if !matches!(d.part, Part::Bridge) || !d.below.is_empty() || !is_gpu_class(&d.pci) {

@@ -1,5 +1,6 @@
 //! Writing NCCL's topology XML.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use crate::topology::model::{Cpu, Link, LinkKind, NodeId, NodeKind, Pci, Topology};
@@ -14,7 +15,12 @@ impl Topology {
     /// The format has no rates, only speeds and widths of PCIe links and numbers of NVLinks: overridden rates are not
     /// kept. It wants a PCIe place for every GPU; where none is known, the GPU is put right below a CPU.
     pub fn to_xml(&self) -> String {
-        let mut writer = Writer { t: self, text: String::new(), written: vec![false; self.nodes().len()] };
+        let mut writer = Writer {
+            t: self,
+            text: String::new(),
+            written: vec![false; self.nodes().len()],
+            ids: self.written_ids(),
+        };
         writer.text.push_str("<system version=\"1\">\n");
         let cpus: Vec<NodeId> = (0..self.nodes().len()).filter(|&n| self.nodes()[n].is_cpu()).collect();
         for &cpu in &cpus {
@@ -28,6 +34,16 @@ impl Topology {
         writer.text
     }
 
+    /// Each node's bus id, or an invented one in a domain that no real device has.
+    fn written_ids(&self) -> Vec<String> {
+        let known = |n: &crate::topology::Node| n.pci.as_ref().and_then(|p| p.bus_id.clone());
+        let taken: HashSet<String> = self.nodes().iter().filter_map(known).collect();
+        let free =
+            (0u32..).map(|i| format!("{:04x}:{:02x}:{:02x}.0", 0xfffe + (i >> 13), (i >> 5) % 256, i % 32));
+        let mut free = free.filter(|id| !taken.contains(id));
+        self.nodes().iter().map(|n| known(n).or_else(|| free.next()).unwrap_or_default()).collect()
+    }
+
     /// The PCIe link from a node towards its CPU.
     fn uplink(&self, node: NodeId) -> Option<&Link> {
         self.links().iter().find(|l| l.a == node && l.kind == LinkKind::Pcie)
@@ -38,6 +54,8 @@ struct Writer<'a> {
     t: &'a Topology,
     text: String,
     written: Vec<bool>,
+    /// The bus id that each node is written with.
+    ids: Vec<String>,
 }
 
 impl Writer<'_> {
@@ -140,10 +158,8 @@ impl Writer<'_> {
         attributes
     }
 
-    /// A device's bus id, or an invented one that no real device has.
     fn bus_id(&self, node: NodeId) -> String {
-        let known = self.t.nodes()[node].pci.as_ref().and_then(|p| p.bus_id.clone());
-        known.unwrap_or_else(|| format!("fffe:{:02x}:{:02x}.0", (node / 32) % 256, node % 32))
+        self.ids[node].clone()
     }
 
     fn part(&mut self, node: NodeId, depth: usize) {
@@ -239,6 +255,8 @@ fn escape(value: &str) -> String {
             '\n' => out.push_str("&#10;"),
             '\r' => out.push_str("&#13;"),
             '\t' => out.push_str("&#9;"),
+            // XML has no way to write these.
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('?'),
             c => out.push(c),
         }
     }
