@@ -189,6 +189,18 @@ fn facts_replay_to_the_same_topology() {
 }
 
 #[test]
+fn the_running_machine_is_always_a_topology() {
+    // With or without GPUs, NVML and sysfs.
+    let facts = Facts::gather();
+    let t = Topology::from_facts(&facts).unwrap();
+    assert_eq!(t.paths().len(), t.gpus().len());
+    if facts.nvml.error.is_some() {
+        assert!(t.warnings().iter().any(|w| w.contains("NVML cannot be used")), "{:?}", t.warnings());
+    }
+    assert_eq!(Facts::from_json(&facts.to_json(), "facts").unwrap(), facts);
+}
+
+#[test]
 fn a_file_of_no_kind_is_refused_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
     for (content, part) in [

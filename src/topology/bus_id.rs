@@ -24,7 +24,8 @@ fn hex(text: &str, longest: usize) -> Option<u32> {
     digits.then(|| u32::from_str_radix(text, 16).ok()).flatten()
 }
 
-/// Whether the id is the "not known" that a virtual machine's NVLinks report: nothing but the digit F (or nothing).
+/// Whether the id is the "not known" that a virtual machine's NVLinks report: nothing but the digit F (or
+/// nothing).
 ///
 /// Such a link leads to an NVSwitch that the host keeps for itself.
 pub(crate) fn is_unknown_remote(text: &str) -> bool {

@@ -30,8 +30,9 @@ impl Topology {
         Self::from_facts(&Facts::gather())
     }
 
-    /// Interprets facts. The GPUs are those that CUDA lists, in its order, where the facts have been given that; else those that NVML
-    /// lists, as `CUDA_VISIBLE_DEVICES` selects them; else those in sysfs. A machine without GPUs is a topology without GPUs.
+    /// Interprets facts. The GPUs are those that CUDA lists, in its order, where the facts have been given
+    /// that; else those that NVML lists, as `CUDA_VISIBLE_DEVICES` selects them; else those in sysfs. A
+    /// machine without GPUs is a topology without GPUs.
     ///
     /// Fails if CUDA's list is not usable: the same GPU twice, or a bus id that is none.
     pub fn from_facts(facts: &Facts) -> Result<Topology> {
@@ -283,8 +284,9 @@ fn net(facts: &crate::topology::facts::NetFacts) -> Net {
     Net { name: facts.name.clone(), speed_mbps: facts.speed_mbps, attributes }
 }
 
-/// Hangs a device below the switches above it. A PCIe switch is two bridges in the kernel's tree, its downstream and its
-/// upstream port, and the last bridge is the root port: so every second bridge, counted from the device, is a switch.
+/// Hangs a device below the switches above it. A PCIe switch is two bridges in the kernel's tree, its
+/// downstream and its upstream port, and the last bridge is the root port: so every second bridge, counted
+/// from the device, is a switch.
 fn hang(device: Device, above: &[String], by_id: &BTreeMap<&str, &PciFacts>, into: &mut Vec<Device>) {
     let from_device: Vec<&String> = above.iter().rev().collect();
     let mut switches: Vec<(&String, Option<&PciFacts>)> = Vec::new();

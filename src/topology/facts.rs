@@ -118,7 +118,8 @@ pub struct NvmlPair {
     pub a: u32,
     /// Index of the other.
     pub b: u32,
-    /// NVML's number for the common ancestor: 0 same board, 10 one switch, 20 several, 30 host bridge, 40 NUMA node, 50 system.
+    /// NVML's number for the common ancestor: 0 same board, 10 one switch, 20 several, 30 host bridge, 40
+    /// NUMA node, 50 system.
     pub common_ancestor: Option<u32>,
     /// Whether `a` may read `b`'s memory: `ok`, or why not.
     pub p2p_read: Option<String>,

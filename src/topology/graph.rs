@@ -56,9 +56,10 @@ impl Wire {
 impl Topology {
     /// The machine as a flow network in whole MB/s.
     ///
-    /// NICs are left out, and what cannot matter: switches and CPUs that lead nowhere, CPUs with nothing but other CPUs around (data does
-    /// not change direction there), and PCIe switches and CPUs in the middle of a chain, where the narrowest link of the chain stands for all.
-    /// PCIe behind GPUs that also have NVLink is there; whether to use it is the planner's choice.
+    /// NICs are left out, and what cannot matter: switches and CPUs that lead nowhere, CPUs with nothing but
+    /// other CPUs around (data does not change direction there), and PCIe switches and CPUs in the middle of
+    /// a chain, where the narrowest link of the chain stands for all. PCIe behind GPUs that also have NVLink
+    /// is there; whether to use it is the planner's choice.
     ///
     /// ```
     /// let graph = ringleader::topology::Topology::switch(4, 450.0).graph();

@@ -32,9 +32,9 @@ impl Serialize for Path {
     }
 }
 
-/// Serializes to an object with `name`, `gpus` (`index`, `bus_id`, `sm`, `uuid`, `name`, `arch`, `numa`, `node`), `nodes` (`id`,
-/// `kind`, `name`, …), `links` (`a`, `b`, `kind`, `count`, `gbs`, `nominal_gbs`), `paths[from][to]` (`type`, `gbs`,
-/// `links`, `nodes`) and `warnings`.
+/// Serializes to an object with `name`, `gpus` (`index`, `bus_id`, `sm`, `uuid`, `name`, `arch`, `numa`,
+/// `node`), `nodes` (`id`, `kind`, `name`, …), `links` (`a`, `b`, `kind`, `count`, `gbs`, `nominal_gbs`),
+/// `paths[from][to]` (`type`, `gbs`, `links`, `nodes`) and `warnings`.
 impl Serialize for Topology {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let mut out = s.serialize_struct("Topology", 6)?;

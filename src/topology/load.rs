@@ -12,14 +12,14 @@ use crate::topology::smi::{self, SmiOptions};
 const MAX_BYTES: u64 = 16 << 20;
 
 impl Topology {
-    /// Reads a file: NCCL topology XML, the text of `nvidia-smi topo -m`, or facts recorded by [`Facts::record`]. Which
-    /// of them it is shows from its content.
+    /// Reads a file: NCCL topology XML, the text of `nvidia-smi topo -m`, or facts recorded by
+    /// [`Facts::record`]. Which of them it is shows from its content.
     pub fn load(path: impl AsRef<Path>) -> Result<Topology> {
         Self::load_with(path, &SmiOptions::default())
     }
 
-    /// As [`load`](Self::load), with the compute capability and the link rates to take where the file has none. Rates that
-    /// are given replace those of XML and facts, too.
+    /// As [`load`](Self::load), with the compute capability and the link rates to take where the file has
+    /// none. Rates that are given replace those of XML and facts, too.
     pub fn load_with(path: impl AsRef<Path>, options: &SmiOptions) -> Result<Topology> {
         let path = path.as_ref();
         let text = read_text(path)?;

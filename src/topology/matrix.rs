@@ -30,7 +30,8 @@ const LEGEND: &[(&str, &str)] = &[
 ];
 
 impl Topology {
-    /// The GPUs as a matrix, in the layout of `nvidia-smi topo -m` (columns separated by tabs), and a legend of the words used.
+    /// The GPUs as a matrix, in the layout of `nvidia-smi topo -m` (columns separated by tabs), and a legend
+    /// of the words used.
     ///
     /// ```
     /// use ringleader::topology::{Cells, Topology};

@@ -13,7 +13,8 @@ pub type NodeId = usize;
 pub struct Gpu {
     /// Its place in [`Topology::gpus`]: the rank it has when every GPU has one rank.
     pub index: usize,
-    /// PCI bus id in the kernel's form, `0000:3b:00.0`. With the UUID it is the GPU's identity; ordinals are not.
+    /// PCI bus id in the kernel's form, `0000:3b:00.0`. With the UUID it is the GPU's identity; ordinals are
+    /// not.
     pub bus_id: Option<String>,
     /// UUID as NVML writes it, `GPU-…`.
     pub uuid: Option<String>,
@@ -181,7 +182,7 @@ pub struct Link {
     pub targets: Vec<(String, u32)>,
 }
 
-/// The machine as a graph. See the [module documentation](self).
+/// The machine as a graph. See the [module documentation](crate::topology).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Topology {
     name: String,
@@ -189,7 +190,8 @@ pub struct Topology {
     nodes: Vec<Node>,
     links: Vec<Link>,
     warnings: Vec<String>,
-    /// What the source says about the PCIe way between two GPUs (lower index first), where its structure is not known.
+    /// What the source says about the PCIe way between two GPUs (lower index first), where its structure is
+    /// not known.
     stated: BTreeMap<(usize, usize), PathType>,
     /// What the source says about the way from each NIC to each GPU.
     stated_nics: BTreeMap<NodeId, Vec<PathType>>,
@@ -267,9 +269,9 @@ impl Topology {
         self.nodes.len() - 1
     }
 
-    /// Adds a link; `gbs` is the rate in each direction of all `count` bonded links together. A second link of the
-    /// same kind between the same nodes widens the first. A rate that is not above 0, or a link from a node to
-    /// itself, adds nothing.
+    /// Adds a link; `gbs` is the rate in each direction of all `count` bonded links together. A second link
+    /// of the same kind between the same nodes widens the first. A rate that is not above 0, or a link from a
+    /// node to itself, adds nothing.
     ///
     /// # Panics
     /// If `a` or `b` is no node of this topology.
@@ -297,8 +299,8 @@ impl Topology {
         }
     }
 
-    /// The machine with only these GPUs, in this order: GPU `ranks[i]` becomes GPU `i`. The others, and their links,
-    /// are gone: they do not relay. Switches and CPUs stay.
+    /// The machine with only these GPUs, in this order: GPU `ranks[i]` becomes GPU `i`. The others, and their
+    /// links, are gone: they do not relay. Switches and CPUs stay.
     ///
     /// Fails if a number is out of range or given twice, or if there is none.
     pub fn subset(&self, ranks: &[usize]) -> Result<Topology> {

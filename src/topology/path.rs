@@ -214,8 +214,8 @@ impl Topology {
         let source = self.gpus()[from].node;
         let mut found: Vec<Option<Path>> = vec![None; self.gpus().len()];
         found[from] = Some(Path { kind: PathType::Loc, gbs: LOCAL_GBS, nodes: vec![source], links: None });
-        // A path's type is the worst of its steps, so: allow steps of one type more in each round, and whoever is
-        // reached first in a round has that round's type.
+        // A path's type is the worst of its steps, so: allow steps of one type more in each round, and
+        // whoever is reached first in a round has that round's type.
         let rounds = [
             PathType::Nvl,
             PathType::Nvb,

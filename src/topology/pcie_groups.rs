@@ -1,9 +1,10 @@
 //! A PCIe structure made up from pairwise distances, where nobody tells the real one.
 //!
-//! A matrix of PIX, PXB, PHB, NODE and SYS does not determine the machine. The simplest machine that has these
-//! distances is built: a port for each GPU, a switch for each group that is PIX to one another, a switch above those
-//! that are PXB to one another, a host bridge for each group of PHB and NODE, and a bus between two host bridges
-//! where a SYS crosses. Pairs whose cell says NVLink hide their PCIe distance; nothing is added for them.
+//! A matrix of PIX, PXB, PHB, NODE and SYS does not determine the machine. The simplest machine that has
+//! these distances is built: a port for each GPU, a switch for each group that is PIX to one another, a
+//! switch above those that are PXB to one another, a host bridge for each group of PHB and NODE, and a bus
+//! between two host bridges where a SYS crosses. Pairs whose cell says NVLink hide their PCIe distance;
+//! nothing is added for them.
 
 use crate::topology::model::{Cpu, LinkKind, NodeId, NodeKind, Topology};
 use crate::topology::path::PathType;
@@ -49,8 +50,8 @@ impl Groups {
     }
 }
 
-/// Adds ports, switches, host bridges and buses for the GPUs of `t`. `cells[i][j]` is symmetric, `None` where NVLink
-/// hides the distance. Returns for each GPU the node its port leads to, `None` if it has no port.
+/// Adds ports, switches, host bridges and buses for the GPUs of `t`. `cells[i][j]` is symmetric, `None` where
+/// NVLink hides the distance. Returns for each GPU the node its port leads to, `None` if it has no port.
 pub(crate) fn build(
     t: &mut Topology,
     cells: &[Vec<Option<PathType>>],

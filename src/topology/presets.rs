@@ -2,8 +2,8 @@
 
 use crate::topology::model::{Cpu, Gpu, LinkKind, NodeId, NodeKind, Topology};
 
-/// The NVLink pairs of a DGX-1 with V100s and how many links each has: two fully connected groups of four, and a
-/// pair of links or one between opposite corners, six at each GPU.
+/// The NVLink pairs of a DGX-1 with V100s and how many links each has: two fully connected groups of four,
+/// and a pair of links or one between opposite corners, six at each GPU.
 const DGX1V: [(usize, usize, u32); 16] = [
     (0, 1, 1),
     (0, 2, 1),
@@ -67,8 +67,8 @@ impl Topology {
         t
     }
 
-    /// Four GPUs of which one is poor: 0, 1 and 2 form a triangle of NV3 (25 GB/s a link) and GPU 3 hangs on GPU 2 by
-    /// NV3. With `pcie`, all four also sit on one PCIe switch with a port of so many GB/s each.
+    /// Four GPUs of which one is poor: 0, 1 and 2 form a triangle of NV3 (25 GB/s a link) and GPU 3 hangs on
+    /// GPU 2 by NV3. With `pcie`, all four also sit on one PCIe switch with a port of so many GB/s each.
     pub fn pendant(pcie: Option<f64>) -> Topology {
         let (mut t, gpus) = Self::with_gpus("NV3 triangle with a pendant GPU".into(), 4);
         for (a, b) in [(0, 1), (0, 2), (1, 2), (2, 3)] {
@@ -87,8 +87,8 @@ impl Topology {
         t
     }
 
-    /// Eight GPUs in two sockets: two PCIe switches a socket with two GPUs each. Every PCIe link carries `pcie` GB/s, the
-    /// bus between the sockets `smp`.
+    /// Eight GPUs in two sockets: two PCIe switches a socket with two GPUs each. Every PCIe link carries
+    /// `pcie` GB/s, the bus between the sockets `smp`.
     pub fn pcie_two_sockets(pcie: f64, smp: f64) -> Topology {
         let (mut t, gpus) = Self::with_gpus("8 PCIe GPUs in 2 sockets".into(), 8);
         let cpus = [0, 1].map(|numa| {

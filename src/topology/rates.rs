@@ -1,8 +1,8 @@
 //! What a link carries when nobody says: the tables, and the overrides a user may give.
 //!
-//! The NVLink, PCIe and inter-socket figures are those of NCCL's own model, so that predictions can be compared.
-//! They are rates that copies reach, below the signalling rate: an NVLink of Hopper signals 26.6 GB/s, and 20.6
-//! of them arrive as payload.
+//! The NVLink, PCIe and inter-socket figures are those of NCCL's own model, so that predictions can be
+//! compared. They are rates that copies reach, below the signalling rate: an NVLink of Hopper signals 26.6
+//! GB/s, and 20.6 of them arrive as payload.
 
 use crate::error::{Error, Result};
 use crate::topology::model::{Cpu, LinkKind, NodeKind, Topology};
@@ -39,7 +39,8 @@ pub(crate) fn xgmi_gbs(arch: Option<&str>) -> (f64, bool) {
     }
 }
 
-/// GB/s of a PCIe link in one direction from its speed as sysfs writes it (`16.0 GT/s PCIe`) and its width in lanes.
+/// GB/s of a PCIe link in one direction from its speed as sysfs writes it (`16.0 GT/s PCIe`) and its width in
+/// lanes.
 ///
 /// An unknown speed counts as 8 GT/s, a width of 0 (as virtual machines report) as 16 lanes.
 pub(crate) fn pcie_gbs(speed: Option<&str>, width: Option<u32>) -> f64 {

@@ -37,12 +37,13 @@ struct Row {
 impl Topology {
     /// Reads the text of `nvidia-smi topo -m`. `file` names it in errors.
     ///
-    /// Tabs or spaces, terminal underlines, NIC rows, missing or empty affinity columns, the old word SOC and a missing legend
-    /// are all taken. The text does not give rates; unless `options` says otherwise an NVLink carries 20 GB/s (20.6
-    /// for compute capability 9.0, 40.1 for 10.0), every PCIe link 24 and the bus between NUMA nodes 16.
+    /// Tabs or spaces, terminal underlines, NIC rows, missing or empty affinity columns, the old word SOC and
+    /// a missing legend are all taken. The text does not give rates; unless `options` says otherwise an
+    /// NVLink carries 20 GB/s (20.6 for compute capability 9.0, 40.1 for 10.0), every PCIe link 24 and the
+    /// bus between NUMA nodes 16.
     ///
-    /// NVLinks between all pairs of a group are taken for an NVSwitch fabric when a GPU would otherwise have more links than its
-    /// generation has (6, 12 or 18; 18 if `sm` is not given), else for direct links.
+    /// NVLinks between all pairs of a group are taken for an NVSwitch fabric when a GPU would otherwise have
+    /// more links than its generation has (6, 12 or 18; 18 if `sm` is not given), else for direct links.
     pub fn from_smi(text: &str, file: &str, options: &SmiOptions) -> Result<Topology> {
         let matrix = Matrix::read(text, file)?;
         let mut t = Topology::new(file);
@@ -330,7 +331,8 @@ fn placement(rest: &str) -> Placement {
     Placement { numa: numa.and_then(|n| n.parse().ok()).filter(|&n| n >= 0), cpus, port_gbs: None }
 }
 
-/// Adds NVLink (and xGMI) links: a fabric for a group in which all pairs have them and too many, else direct links.
+/// Adds NVLink (and xGMI) links: a fabric for a group in which all pairs have them and too many, else direct
+/// links.
 fn nvlinks(t: &mut Topology, cells: &[Vec<Cell>], options: &SmiOptions) {
     let n = cells.len();
     let links = |i: usize, j: usize| match cells[i][j] {

@@ -182,7 +182,8 @@ fn flatten(device: &mut Device) {
 }
 
 impl Assembly<'_> {
-    /// Adds a device and all below it. `upper` is the speed and width of the link above, for devices that do not tell.
+    /// Adds a device and all below it. `upper` is the speed and width of the link above, for devices that do
+    /// not tell.
     fn place(
         &mut self,
         device: Device,
@@ -292,8 +293,8 @@ fn place_gpus(t: &mut Topology, mut gpus: Vec<Placed>) {
     join_gpus(t, &gpus, &by_id);
 }
 
-/// A mask of CPUs (`0000ffff,ffff0000`, the last group the lowest) as a list of ranges (`16-47`). `None` if it is no mask, or
-/// is empty.
+/// A mask of CPUs (`0000ffff,ffff0000`, the last group the lowest) as a list of ranges (`16-47`). `None` if
+/// it is no mask, or is empty.
 fn cpu_list(mask: &str) -> Option<String> {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for (group, text) in mask.rsplit(',').enumerate() {

@@ -6,8 +6,9 @@ use crate::topology::model::Topology;
 
 /// The GPUs that CUDA would list, in its order.
 ///
-/// The variable is a list of numbers or UUIDs (or beginnings of UUIDs); the first entry that names no GPU ends it. Numbers count in
-/// CUDA's own order: by bus id if `CUDA_DEVICE_ORDER` says so, else the fastest first, which is by bus id, too, when all are alike.
+/// The variable is a list of numbers or UUIDs (or beginnings of UUIDs); the first entry that names no GPU
+/// ends it. Numbers count in CUDA's own order: by bus id if `CUDA_DEVICE_ORDER` says so, else the fastest
+/// first, which is by bus id, too, when all are alike.
 pub(crate) fn select<'a>(mut gpus: Vec<Found<'a>>, facts: &Facts, t: &mut Topology) -> Vec<Found<'a>> {
     let Some(list) = &facts.cuda_visible_devices else { return gpus };
     gpus.sort_by(|a, b| a.bus_id.cmp(&b.bus_id));

@@ -15,9 +15,10 @@ const MAX_ELEMENTS: u32 = 200_000;
 impl Topology {
     /// Reads an NCCL topology XML, of NVIDIA's or AMD's library. `file` names it in errors.
     ///
-    /// Files need not be complete: what is missing is assumed, and said in [`warnings`](Self::warnings). A file without any
-    /// `gpu` element, as cloud providers ship them, takes its GPUs from the class codes of its `pci` elements. GPUs are in
-    /// the order of their ranks, or else their device numbers, or else their bus ids.
+    /// Files need not be complete: what is missing is assumed, and said in [`warnings`](Self::warnings). A
+    /// file without any `gpu` element, as cloud providers ship them, takes its GPUs from the class codes of
+    /// its `pci` elements. GPUs are in the order of their ranks, or else their device numbers, or else their
+    /// bus ids.
     pub fn from_xml(text: &str, file: &str) -> Result<Topology> {
         let options = ParsingOptions { nodes_limit: MAX_ELEMENTS, ..ParsingOptions::default() };
         let text = text.trim_start_matches('\u{feff}');

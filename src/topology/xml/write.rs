@@ -10,10 +10,12 @@ use crate::topology::tree::{CLASS_NVSWITCH, CLASS_POWER_BRIDGE};
 const UNKNOWN_REMOTE: &str = "fffffff:ffff:ff";
 
 impl Topology {
-    /// The machine as NCCL topology XML, the format that `NCCL_TOPO_FILE` names. NCCL and [`from_xml`](Self::from_xml) read it.
+    /// The machine as NCCL topology XML, the format that `NCCL_TOPO_FILE` names. NCCL and
+    /// [`from_xml`](Self::from_xml) read it.
     ///
-    /// The format has no rates, only speeds and widths of PCIe links and numbers of NVLinks: overridden rates are not
-    /// kept. It wants a PCIe place for every GPU; where none is known, the GPU is put right below a CPU.
+    /// The format has no rates, only speeds and widths of PCIe links and numbers of NVLinks: overridden rates
+    /// are not kept. It wants a PCIe place for every GPU; where none is known, the GPU is put right below a
+    /// CPU.
     pub fn to_xml(&self) -> String {
         let mut writer = Writer {
             t: self,
