@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use super::sharing::{Ordered, SAME_US, Sharing};
 use super::steady::{Period, Steady};
 use super::{Network, Setup};
-use crate::schedule::verify::Wiring;
+use crate::schedule::verify::{FoldIndex, Wiring};
 
 /// Where a worker stands.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ impl Runner {
             fold: self.at.fold,
             age: now - self.done_at,
             lasted: self.lasted,
-            folds: self.steps.len(),
+            folds: self.steps.len().max(1),
         }
     }
 }
@@ -157,7 +157,7 @@ impl<'a> Clock<'a> {
             room: vec![setup.depth; ends.len()],
             ends,
             bytes: bytes.to_vec(),
-            tile: setup.tile_bytes * setup.lanes as usize,
+            tile: setup.tile_bytes.saturating_mul(setup.lanes as usize),
             worker_groups,
             chunk_groups,
             group_count,
@@ -180,8 +180,8 @@ impl<'a> Clock<'a> {
         clock
     }
 
-    /// Runs to the end; returns the microseconds it takes.
-    pub(super) fn run(mut self, skip: bool) -> Result<f64, String> {
+    /// Runs to the end; returns the microseconds it takes, or a fold that can never run.
+    pub(super) fn run(mut self, skip: bool) -> Result<f64, FoldIndex> {
         let mut steady = Steady::default();
         let mut ended = Vec::new();
         // The worker whose tiles pace the search for a period, and its tile at the last note.
@@ -222,8 +222,8 @@ impl<'a> Clock<'a> {
                 }
             }
         }
-        if let Some(w) = self.runners.iter().position(|r| r.at.tile < r.end) {
-            return Err(format!("it stops before its end, at worker {w} of all; verify says why"));
+        if let Some(r) = self.runners.iter().find(|r| r.at.tile < r.end) {
+            return Err(r.steps.start + r.at.fold);
         }
         Ok(self.last_end + self.skipped)
     }

@@ -17,8 +17,9 @@
 //! # Long messages
 //!
 //! A long message repeats itself tile after tile. When the clock has seen the same stretch twice, it skips as many
-//! more repetitions as every chunk has room for, and goes on from there (`steady`). The result is the same, and the
-//! time it takes to find it hardly depends on the size of the message.
+//! more repetitions as every chunk has room for, and goes on from there (`steady`). What it takes to find the result hardly
+//! depends on the size of the message; on machines so uneven that nothing repeats itself, the result may be off by a
+//! percent or two.
 //!
 //! # Bound
 //!
@@ -186,12 +187,12 @@ impl Prediction {
 /// use ringleader::Collective;
 /// use ringleader::schedule::{self, simulate};
 ///
-/// let ring = schedule::build("ring", &schedule::Request::new(Collective::AllReduce, 4, 1))?;
+/// let ring = schedule::build("ring", &schedule::Request::new(Collective::AllReduce, 4, 4))?;
 /// let network = simulate::Network::switch(4, 100.0, 1.0);
 /// let seen = simulate::simulate(&ring, &network, &simulate::Setup::new(1 << 30))?;
 /// // A rank sends 3/2 of the message at 100 GB/s.
 /// assert!((seen.bound_us - 1.5 * (1 << 30) as f64 / 100e3).abs() < 1.0);
-/// assert!(seen.time_us >= seen.bound_us && seen.time_us < 1.03 * seen.bound_us);
+/// assert!(seen.time_us >= seen.bound_us && seen.time_us < 1.05 * seen.bound_us);
 /// # Ok::<(), ringleader::Error>(())
 /// ```
 ///
@@ -213,7 +214,9 @@ fn simulate_with(schedule: &Schedule, network: &Network, setup: &Setup, skip: bo
     let busy_us = busy_us(schedule, network, setup, &bytes);
     let bound_us = busy_us.iter().copied().fold(0.0, f64::max);
     let clock = clock::Clock::new(&wiring, network, setup, &bytes);
-    let time_us = clock.run(skip).map_err(refuse)?.max(bound_us);
+    let stopped =
+        |fold| refuse(format!("with {} slots a link it stops at {}", setup.depth, wiring.name(fold)));
+    let time_us = clock.run(skip).map_err(stopped)?.max(bound_us);
     let busy = busy_us.iter().map(|b| if time_us > 0.0 { b / time_us } else { 0.0 }).collect();
     Ok(Prediction { time_us, bound_us, busy })
 }

@@ -71,6 +71,63 @@ fn long_messages_reach_the_bound_on_a_switch() {
     }
 }
 
+/// Four GPUs: an NVLink triangle of 75 GB/s, one more GPU behind 75 GB/s, and PCIe ports of 24 GB/s for the rest.
+#[test]
+fn a_forest_reaches_the_bound_where_links_are_uneven() {
+    let mut network = Network { resources: Vec::new(), paths: vec![vec![Path::default(); 4]; 4] };
+    for gpu in 0..4 {
+        for way in ["out", "in"] {
+            network.resources.push(Resource { name: format!("PCIe {gpu} {way}"), gbs: 24.0 });
+        }
+    }
+    for from in 0..4 {
+        for to in (0..4).filter(|&to| to != from) {
+            let nvlink = from.min(to) == 2 || from.max(to) < 3;
+            network.paths[from][to].latency_us = 1.0;
+            network.paths[from][to].resources = if nvlink {
+                network.resources.push(Resource { name: format!("NVLink {from}-{to}"), gbs: 75.0 });
+                vec![network.resources.len() - 1]
+            } else {
+                vec![2 * from, 2 * to + 1]
+            };
+        }
+    }
+    let tree =
+        |weight, parent: [Option<usize>; 4]| forest::TreeSpec { root: 2, parent: parent.into(), weight };
+    let trees = [
+        tree(40, [Some(2), Some(0), None, Some(2)]),
+        tree(35, [Some(1), Some(2), None, Some(2)]),
+        tree(24, [Some(2), Some(2), None, Some(0)]),
+    ];
+    let s = forest::build(Collective::AllReduce, 4, &trees).unwrap();
+    let seen = simulate(&s, &network, &Setup::new(1 << 30)).unwrap();
+    close(seen.bound_us, (1u64 << 30) as f64 / 99e3, 1e-3);
+    assert!(seen.algorithm_gbs(1 << 30) > 0.97 * 99.0, "{} GB/s", seen.algorithm_gbs(1 << 30));
+    // No ring can do better than 32: it has to pass PCIe both ways.
+    let ring = schedule("ring", Collective::AllReduce, 4, 2);
+    let seen = simulate(&ring, &network, &Setup::new(1 << 30)).unwrap();
+    assert!(seen.algorithm_gbs(1 << 30) < 32.0, "{} GB/s", seen.algorithm_gbs(1 << 30));
+}
+
+/// One tree of depth 1 for each root: what a planner gives for sixteen GPUs on a switch.
+#[test]
+fn sixteen_gpus_with_many_trees_take_milliseconds() {
+    let star = |root| forest::TreeSpec {
+        root,
+        parent: (0..16).map(|r| (r != root).then_some(root)).collect(),
+        weight: 1,
+    };
+    let trees: Vec<_> = (0..16).map(star).collect();
+    let s = forest::build(Collective::AllReduce, 16, &trees).unwrap();
+    let network = Network::switch(16, 450.0, 1.0);
+    let start = std::time::Instant::now();
+    let seen = simulate(&s, &network, &Setup { depth: 8, ..Setup::new(1 << 30) }).unwrap();
+    let took = start.elapsed();
+    println!("16 trees on 16 ranks: {took:?}, {} of the bound", seen.bound_us / seen.time_us);
+    assert!(took.as_millis() < 500, "{took:?}");
+    assert!(seen.bound_us > 0.9 * seen.time_us, "{} of the bound", seen.bound_us / seen.time_us);
+}
+
 #[test]
 fn a_shallow_fifo_costs_where_latency_is_long() {
     let s = schedule("ring", Collective::Broadcast { root: 0 }, 3, 1);
@@ -134,7 +191,7 @@ fn bad_figures_are_named() {
     refuse(&good, Setup { fold_us: -1.0, ..Setup::new(8) }, "fold_us");
     refuse(&good, Setup { wire_efficiency: 0.0, ..Setup::new(8) }, "wire_efficiency");
     // A ring does not turn with one slot.
-    refuse(&good, Setup { depth: 1, ..Setup::new(1 << 20) }, "stops before its end");
+    refuse(&good, Setup { depth: 1, ..Setup::new(1 << 20) }, "rank 0 worker 0 fold 1 (finish chunk 0");
     assert_eq!(simulate(&s, &good, &Setup::new(0)).unwrap().time_us, 0.0);
 }
 
@@ -175,7 +232,7 @@ proptest! {
             prop_assert!(quick.time_us >= quick.bound_us);
             prop_assert!(quick.busy.iter().all(|&b| b <= 1.0 + 1e-9));
             let ratio = quick.time_us / full.time_us;
-            prop_assert!((0.98..1.02).contains(&ratio), "{}: {ratio}", s.name());
+            prop_assert!((0.96..1.04).contains(&ratio), "{}: {ratio}", s.name());
         }
     }
 }
