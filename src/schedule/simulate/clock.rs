@@ -216,10 +216,9 @@ impl<'a> Clock<'a> {
             }
             pace.1 = paced.at.tile;
             let workers = self.runners.iter().map(|r| r.progress(self.now)).collect();
-            if let Some(period) = steady.note(self.now, workers, &self.worker_groups, self.group_count) {
-                if self.skip(&period) {
-                    steady.forget();
-                }
+            let period = steady.note(self.now, workers, &self.worker_groups, self.group_count);
+            if period.is_some_and(|p| self.skip(&p)) {
+                steady.forget();
             }
         }
         if let Some(r) = self.runners.iter().find(|r| r.at.tile < r.end) {

@@ -198,7 +198,7 @@ impl Prediction {
 ///
 /// # Errors
 /// [`Error::InvalidValue`] naming what is wrong in the network or the setup; [`Error::InvalidSchedule`] if the schedule
-/// is malformed or stops before its end, which [`verify`](super::verify) excludes.
+/// is malformed or stops before its end, which [`verify`](super::verify()) excludes.
 pub fn simulate(schedule: &Schedule, network: &Network, setup: &Setup) -> Result<Prediction> {
     simulate_with(schedule, network, setup, true)
 }
