@@ -1,0 +1,146 @@
+//! A rank of a CPU communicator.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::Write;
+use std::sync::Arc;
+
+use super::check::Caller;
+use super::choose::{Choice, choose};
+use super::config::Config;
+use crate::engine::host::{Order, Prepared, Rank, World};
+use crate::engine::{Call, Launch};
+use crate::error::{Error, Result};
+use crate::schedule::{MAX_RANKS, Request, build};
+use crate::sync::{Mutex, lock};
+use crate::transport::local;
+use crate::types::{Collective, Element, ReduceOp};
+
+/// A rank of a CPU communicator.
+pub(super) struct Member {
+    rank: Rank,
+    shared: Arc<Shared>,
+}
+
+/// What the ranks share besides the engine's state.
+struct Shared {
+    config: Config,
+    /// Schedules in use, ready to run.
+    prepared: Mutex<HashMap<(Collective, Choice), Arc<Prepared>>>,
+}
+
+/// An order with the schedule that carries it out.
+pub(super) type Ready<'b> = (Order<'b>, Arc<Prepared>);
+
+impl Member {
+    /// Makes all ranks of a communicator.
+    pub(super) fn create(ranks: usize, config: &Config) -> Result<Vec<Member>> {
+        if !(1..=MAX_RANKS).contains(&ranks) {
+            return Err(Error::invalid_value("ranks", ranks.to_string(), format!("1 to {MAX_RANKS}")));
+        }
+        config.check()?;
+        if config.wants_info() {
+            print_channels(ranks, config.channels.unwrap_or(1));
+        }
+        let world = Arc::new(World::new(ranks, config.timeout));
+        let shared = Arc::new(Shared { config: config.clone(), prepared: Mutex::default() });
+        let member = |rank| Member { rank: Rank::new(world.clone(), rank), shared: shared.clone() };
+        Ok((0..ranks).map(member).collect())
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank.rank()
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.rank.world().ranks()
+    }
+
+    pub(super) fn memory_used(&self) -> usize {
+        self.rank.world().memory_used(self.rank())
+    }
+
+    /// The engine's handle.
+    pub(super) fn engine(&self) -> &Rank {
+        &self.rank
+    }
+
+    /// Checks a call with separate buffers and gets it ready.
+    pub(super) fn separate<'b, T: Element>(
+        &self,
+        name: &'static str,
+        collective: Collective,
+        op: ReduceOp,
+        send: Option<&'b [T]>,
+        recv: Option<&'b mut [T]>,
+    ) -> Result<Ready<'b>> {
+        let caller = self.caller(name);
+        caller.operation(collective, T::DTYPE, op)?;
+        let me = self.rank();
+        let send = send.filter(|_| !matches!(collective, Collective::Broadcast { root } if root != me));
+        let recv = recv.filter(|_| !matches!(collective, Collective::Reduce { root } if root != me));
+        let count = caller.separate(collective, send.map(<[T]>::len), recv.as_ref().map(|r| r.len()))?;
+        let call = Call { collective, dtype: T::DTYPE, op, count };
+        Ok((Order::new(call, me, self.ranks(), send, recv), self.prepare(&call)?))
+    }
+
+    /// Checks a call in place and gets it ready.
+    pub(super) fn in_place<'b, T: Element>(
+        &self,
+        name: &'static str,
+        collective: Collective,
+        op: ReduceOp,
+        buffer: &'b mut [T],
+    ) -> Result<Ready<'b>> {
+        let caller = self.caller(name);
+        caller.operation(collective, T::DTYPE, op)?;
+        let count = caller.in_place(collective, buffer.len())?;
+        let call = Call { collective, dtype: T::DTYPE, op, count };
+        Ok((Order::in_place(call, self.rank(), self.ranks(), buffer), self.prepare(&call)?))
+    }
+
+    /// Carries out a call.
+    pub(super) fn run(&self, (order, prepared): Ready<'_>) -> Result<()> {
+        self.rank.run(order, prepared)
+    }
+
+    fn caller(&self, call: &'static str) -> Caller {
+        Caller { call, rank: self.rank(), ranks: self.ranks() }
+    }
+
+    /// The schedule for a call, ready to run.
+    fn prepare(&self, call: &Call) -> Result<Arc<Prepared>> {
+        let ranks = self.ranks();
+        let bytes = call.count * call.dtype.size() * call.collective.blocks(ranks);
+        let choice = choose(call.collective, bytes, ranks, &self.shared.config);
+        let mut all = lock(&self.shared.prepared);
+        if let Some(found) = all.get(&(call.collective, choice)) {
+            return Ok(found.clone());
+        }
+        let request = Request::new(call.collective, ranks, choice.channels);
+        let schedule = Arc::new(build(choice.algorithm, &request)?);
+        let launch = Launch::new(schedule, 1, choice.tile_bytes, choice.depth)?;
+        let prepared = Arc::new(Prepared::new(launch, self.rank.world()));
+        all.insert((call.collective, choice), prepared.clone());
+        Ok(prepared)
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").field("rank", &self.rank()).field("ranks", &self.ranks()).finish()
+    }
+}
+
+/// Prints the channels and their transport the way NCCL does.
+fn print_channels(ranks: usize, channels: usize) {
+    let mut text = String::new();
+    for channel in 0..channels {
+        for from in (0..ranks).filter(|_| ranks > 1) {
+            let to = (from + 1) % ranks;
+            text += &format!("Channel {channel:02} : {from}[cpu] -> {to}[cpu] via {}\n", local::NAME);
+        }
+    }
+    // Not worth failing for.
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}

@@ -1,0 +1,293 @@
+//! Communicators: what the user holds.
+//!
+//! A communicator is made for all its ranks at once, and every rank gets a handle. Every rank must make the same calls
+//! in the same order, each from its own thread, or several from one thread in a [`group`].
+//!
+//! ```
+//! use ringleader::{Communicator, Config, ReduceOp};
+//!
+//! let ranks = Communicator::cpu(2, &Config::new())?;
+//! std::thread::scope(|scope| {
+//!     for comm in &ranks {
+//!         scope.spawn(move || {
+//!             let send = [comm.rank() as f32; 3];
+//!             let mut recv = [0.0; 3];
+//!             comm.all_reduce(&send, &mut recv, ReduceOp::Sum)?;
+//!             assert_eq!(recv, [1.0; 3]);
+//!             Ok::<(), ringleader::Error>(())
+//!         });
+//!     }
+//! });
+//! # Ok::<(), ringleader::Error>(())
+//! ```
+
+mod check;
+mod choose;
+mod config;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod group;
+#[cfg(feature = "cuda")]
+mod on_stream;
+
+pub use config::Config;
+pub use group::{Group, group};
+#[cfg(feature = "cuda")]
+pub use on_stream::OnStream;
+
+use crate::error::{Error, Result};
+use crate::types::{Collective, DataType, Element, ReduceOp};
+
+/// One rank's handle of a communicator.
+///
+/// Calls block until the result is there and no other rank uses the buffers any more. They return an error, rather than
+/// wait for ever or give a wrong result, if an argument is wrong ([`Error::InvalidArgument`], before anything starts),
+/// if the ranks called different things ([`Error::Mismatch`], on every rank; nothing was written), if a rank was dropped
+/// ([`Error::Aborted`]), or if a rank does not come within [`Config::timeout`] ([`Error::Timeout`]). After `Timeout` and
+/// `Aborted` the communicator can only be dropped, and what is in the output buffers is unspecified.
+///
+/// Zero elements are allowed: nothing is written, and the call still counts as an operation, on every rank.
+///
+/// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
+/// [`Error::Mismatch`]: crate::Error::Mismatch
+/// [`Error::Aborted`]: crate::Error::Aborted
+/// [`Error::Timeout`]: crate::Error::Timeout
+#[derive(Debug)]
+pub struct Communicator {
+    inner: Inner,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Cpu(cpu::Member),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Member),
+}
+
+impl Communicator {
+    /// Makes a communicator of `ranks` CPU ranks in this process, 1 to 128, and returns the handle of each in order.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`](crate::Error::InvalidValue) if the number of ranks or a setting is out of range.
+    pub fn cpu(ranks: usize, config: &Config) -> Result<Vec<Communicator>> {
+        let members = cpu::Member::create(ranks, config)?;
+        Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cpu(m) }).collect())
+    }
+
+    /// This handle's rank.
+    pub fn rank(&self) -> usize {
+        match &self.inner {
+            Inner::Cpu(m) => m.rank(),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.rank(),
+        }
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        match &self.inner {
+            Inner::Cpu(m) => m.ranks(),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.ranks(),
+        }
+    }
+
+    /// Bytes of link memory held for this rank.
+    pub fn memory_used(&self) -> usize {
+        match &self.inner {
+            Inner::Cpu(m) => m.memory_used(),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.memory_used(),
+        }
+    }
+
+    /// Every rank receives the reduction of all ranks' `send`. All slices have one length.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn all_reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.separate("all_reduce", Collective::AllReduce, op, Some(send), Some(recv))?)
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of `buffer` into itself.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.in_place("all_reduce_in_place", Collective::AllReduce, op, buffer)?)
+    }
+
+    /// Rank `r` receives block `r` of the reduction of all ranks' `send`, which is `ranks` blocks as long as `recv`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.separate("reduce_scatter", Collective::ReduceScatter, op, Some(send), Some(recv))?)
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) with the result in block `rank` of `buffer`, which is `ranks` blocks
+    /// long. The other blocks keep their values.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.in_place("reduce_scatter_in_place", Collective::ReduceScatter, op, buffer)?)
+    }
+
+    /// Every rank receives all ranks' `send`, one after the other. `recv` is `ranks` times as long as `send`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.separate("all_gather", Collective::AllGather, ReduceOp::Sum, Some(send), Some(recv))?)
+    }
+
+    /// [`all_gather`](Self::all_gather) where this rank's part is already in block `rank` of `buffer`, which is `ranks`
+    /// blocks long.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.in_place("all_gather_in_place", Collective::AllGather, ReduceOp::Sum, buffer)?)
+    }
+
+    /// Every rank receives the root's `send`, which other ranks leave out; if they give one, it is not looked at.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn broadcast<T: Element>(&self, send: Option<&[T]>, recv: &mut [T], root: usize) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.separate("broadcast", Collective::Broadcast { root }, ReduceOp::Sum, send, Some(recv))?)
+    }
+
+    /// [`broadcast`](Self::broadcast) of the root's `buffer` into everybody's.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn broadcast_in_place<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.in_place("broadcast_in_place", Collective::Broadcast { root }, ReduceOp::Sum, buffer)?)
+    }
+
+    /// The root receives the reduction of all ranks' `send`. Other ranks leave `recv` out; if they give one, it keeps
+    /// its values.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn reduce<T: Element>(
+        &self,
+        send: &[T],
+        recv: Option<&mut [T]>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.separate("reduce", Collective::Reduce { root }, op, Some(send), recv)?)
+    }
+
+    /// [`reduce`](Self::reduce) into the root's `buffer`. The other ranks' buffers keep their values.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
+        let m = self.cpu_member()?;
+        m.run(m.in_place("reduce_in_place", Collective::Reduce { root }, op, buffer)?)
+    }
+
+    /// The CPU side, for calls on slices.
+    fn cpu_member(&self) -> Result<&cpu::Member> {
+        match &self.inner {
+            Inner::Cpu(member) => Ok(member),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(member) => Err(Error::Unavailable {
+                what: format!("a collective on slices for rank {}", member.rank()),
+                reason: "this communicator's ranks are on GPUs; call comm.on(&stream) with device buffers".into(),
+            }),
+        }
+    }
+}
+
+/// How many GPUs this program can use.
+///
+/// # Errors
+/// [`Error::Unavailable`] if there are none, saying whether the driver, the devices or this build's kernels are missing,
+/// and what to do.
+#[cfg(feature = "cuda")]
+pub fn gpu_count() -> Result<usize> {
+    crate::engine::cuda::available()
+}
+
+/// GPU ranks.
+#[cfg(feature = "cuda")]
+impl Communicator {
+    /// Makes a communicator with one rank for each context, 1 to 16, and returns the handle of each in order. The same
+    /// context may be given several times: its ranks then share the device.
+    ///
+    /// All link memory is allocated here; the kernels of a type are loaded on first use. Peer access is enabled between
+    /// the devices, also for their default stream-ordered pools.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if there is no driver or this build has no kernels, [`Error::NoTransport`] if two ranks
+    /// cannot reach each other, [`Error::Cuda`] if the driver refuses something.
+    pub fn cuda(contexts: &[std::sync::Arc<cudarc::driver::CudaContext>], config: &Config) -> Result<Vec<Communicator>> {
+        let members = cuda::create(contexts, config)?;
+        if config.wants_info() {
+            members.iter().for_each(cuda::Member::print_channels);
+        }
+        Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cuda(m) }).collect())
+    }
+
+    /// The rank's operations on device buffers, enqueued on a stream of its device.
+    ///
+    /// # Panics
+    /// Never; on a communicator of CPU ranks it is an error.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the communicator's ranks are CPU ranks.
+    pub fn on<'a>(&'a self, stream: &'a std::sync::Arc<cudarc::driver::CudaStream>) -> Result<OnStream<'a>> {
+        match &self.inner {
+            Inner::Cuda(member) => Ok(OnStream { member, stream }),
+            Inner::Cpu(member) => Err(Error::Unavailable {
+                what: format!("a stream for rank {}", member.rank()),
+                reason: "this communicator's ranks are CPU ranks; call its methods with slices".into(),
+            }),
+        }
+    }
+
+    /// Loads the kernels for a type on every device of the communicator now, rather than at the first call.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if the driver refuses; nothing happens for CPU ranks.
+    pub fn preload(&self, dtype: DataType) -> Result<()> {
+        match &self.inner {
+            Inner::Cuda(member) => member.preload(dtype),
+            Inner::Cpu(_) => Ok(()),
+        }
+    }
+
+    /// Gives up everything that is in flight, on every rank: kernels leave within microseconds, results are
+    /// unspecified, and further calls return [`Error::Aborted`]. Nothing happens for CPU ranks, whose calls block.
+    pub fn abort(&self) {
+        if let Inner::Cuda(member) = &self.inner {
+            member.abort();
+        }
+    }
+
+    /// Whether an operation has failed on a device since: [`Error::Mismatch`] if the ranks called different things.
+    ///
+    /// # Errors
+    /// The failure.
+    pub fn check(&self) -> Result<()> {
+        match &self.inner {
+            Inner::Cuda(member) => member.check(),
+            Inner::Cpu(_) => Ok(()),
+        }
+    }
+}
