@@ -12,8 +12,9 @@ export RINGLEADER_CUDA_ARCH=${RINGLEADER_CUDA_ARCH:-90}
 limit=$((64 << 20))
 
 shopt -s nullglob
-tests=()
+tests=() benches=()
 for file in tests/cuda*.rs; do tests+=(--test "$(basename "$file" .rs)"); done
+for file in benches/*.rs; do benches+=(--bench "$(basename "$file" .rs)"); done
 shopt -u nullglob
 
 messages=$(mktemp)
@@ -45,13 +46,8 @@ if [[ ${#tests[@]} -gt 0 ]]; then
         esac
     done
 fi
-made=$(executables build --bins --examples --benches)
-for file in $made; do
-    case $file in
-    */deps/ringleader-*) ;; # the command's and the library's own tests
-    *) install_stripped "$file" bin ;;
-    esac
-done
+made=$(executables build --bins --examples "${benches[@]}")
+for file in $made; do install_stripped "$file" bin; done
 cp scripts/gpu-run.sh gpu-bundle/run.sh
 
 size=$(du -sb gpu-bundle | cut -f1)
