@@ -203,9 +203,10 @@ template <class T, Op OP> __device__ __forceinline__ void run_program(const rl_o
     if (driver) finish_step(op, b);
   }
   if (driver && op.state) {
-    // The waits that were put off; the others are already satisfied. A peer that failed ends them by the abort word.
+    // The waits that were put off; the others are already satisfied. A peer that failed ends them by the abort word. A
+    // link that nothing went through still shows an earlier operation's count.
     const End& end = b.ends[threadIdx.x];
-    if (threadIdx.x < b.at.ends && !end.produces) {
+    if (threadIdx.x < b.at.ends && !end.produces && end.passed != 0) {
       wait_for(end.seen, b.at.base + end.passed, op.abort_word);
     }
     __syncwarp();

@@ -62,6 +62,7 @@ pub(crate) struct Member {
 
 /// Creates one handle for each context; the same context may be given more than once.
 pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<Member>> {
+    config.check()?;
     cuda::available()?;
     let n = contexts.len();
     if n == 0 || n > abi::RL_MAX_RANKS as usize {
@@ -80,7 +81,7 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
     let blocks_per_rank = BLOCKS_PER_DEVICE / endpoints.iter().map(crowd).max().unwrap_or(1);
     let (mut wiring, mut states, mut control) = (None, Vec::new(), None);
     if n > 1 {
-        let allowed = Allowed { p2p: config.p2p, shm: config.shm };
+        let allowed = Allowed { p2p: !config.p2p_disabled, shm: !config.shm_disabled };
         wiring = Some(Wiring::new(&endpoints, allowed, fifo_bytes(n))?);
         for e in &endpoints {
             states.push(DeviceMemory::zeroed(e.who, &e.context, size_of::<abi::rl_state>())?);
@@ -159,7 +160,7 @@ impl Shared {
         if let Some(p) = prepared.get(&(collective, algorithm)) {
             return Ok(p.clone());
         }
-        let request = Request::new(collective, self.ranks(), 1);
+        let request = Request::new(collective, self.ranks(), self.config.channels.unwrap_or(1));
         let p = Arc::new(Prepared::new(Arc::new(schedule::build(algorithm, &request)?))?);
         prepared.insert((collective, algorithm), p.clone());
         Ok(p)
@@ -168,15 +169,12 @@ impl Shared {
     /// Chooses schedule and cut for a message of `bytes`.
     fn plan(&self, call: &Call) -> Result<(Arc<Prepared>, Cut)> {
         let bytes = call.collective.blocks(self.ranks()) * call.count * call.dtype.size();
-        let algorithm = match self.config.algorithm.as_deref() {
-            Some(name) => schedule::ALGORITHMS
-                .iter()
-                .map(|a| a.name())
-                .find(|a| *a == name)
-                .ok_or_else(|| Error::invalid_value("algorithm", name, "ring, direct or one_shot"))?,
-            None if schedule::direct::supports(call.collective) => "direct",
-            None => "ring",
+        let able = |name: &str| {
+            schedule::ALGORITHMS.iter().find(|a| a.name() == name && a.supports(call.collective))
         };
+        let forced = self.config.algorithm.as_deref().and_then(able);
+        let algorithm = forced.or_else(|| able("direct")).or_else(|| able("ring"));
+        let algorithm = algorithm.expect("a ring can do every collective").name();
         let prepared = self.prepare(call.collective, algorithm)?;
         let lanes = self.config.lanes.unwrap_or_else(|| {
             // Half a tile's worth of work for each lane is where another lane stops paying.
@@ -218,14 +216,17 @@ impl Member {
         self.shared.abort();
     }
 
-    /// How this rank reaches another.
-    pub(crate) fn transport(&self, to: usize) -> Transport {
-        self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(self.rank, to))
-    }
-
-    /// `0[06]`: the rank and its bus, as NCCL prints them.
-    pub(crate) fn label(&self, rank: usize) -> String {
-        format!("{rank}[{}]", self.shared.endpoints[rank].short_bus())
+    /// Prints how this rank reaches the next one of the ring, once for each channel, as NCCL does.
+    pub(crate) fn print_channels(&self) {
+        if self.ranks() == 1 {
+            return;
+        }
+        let next = (self.rank + 1) % self.ranks();
+        let transport = self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(self.rank, next));
+        let label = |rank: usize| format!("{rank}[{}]", self.shared.endpoints[rank].short_bus());
+        for channel in 0..self.shared.config.channels.unwrap_or(1) {
+            eprintln!("ringleader INFO Channel {channel:02} : {} -> {} via {transport}", label(self.rank), label(next));
+        }
     }
 
     fn endpoint(&self) -> &Endpoint {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
 
-use super::check::Shape;
+use super::check::Caller;
 use super::cuda::Member;
 use crate::engine::Call;
 use crate::error::{Error, Result};
@@ -38,8 +38,7 @@ impl OnStream<'_> {
         S: DevicePtr<T>,
         R: DevicePtrMut<T>,
     {
-        let count = send.len();
-        self.run("all_reduce", Collective::AllReduce, op, count, Some(send), Some(recv))
+        self.run("all_reduce", Collective::AllReduce, op, Some(send), Some(recv))
     }
 
     /// [`all_reduce`](Self::all_reduce) with one buffer for both.
@@ -47,8 +46,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_in_place<T: Element, B: DevicePtrMut<T>>(&self, buffer: &mut B, op: ReduceOp) -> Result<()> {
-        let count = buffer.len();
-        self.run_in_place("all_reduce", Collective::AllReduce, op, count, buffer)
+        self.run_in_place("all_reduce_in_place", Collective::AllReduce, op, buffer)
     }
 
     /// Rank `r` ends with block `r` of the reduction of all inputs. `send` is `ranks` times as long as `recv`.
@@ -61,8 +59,7 @@ impl OnStream<'_> {
         S: DevicePtr<T>,
         R: DevicePtrMut<T>,
     {
-        let count = recv.len();
-        self.run("reduce_scatter", Collective::ReduceScatter, op, count, Some(send), Some(recv))
+        self.run("reduce_scatter", Collective::ReduceScatter, op, Some(send), Some(recv))
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) in one buffer of `ranks` blocks; the result is in the rank's own block,
@@ -75,8 +72,7 @@ impl OnStream<'_> {
         buffer: &mut B,
         op: ReduceOp,
     ) -> Result<()> {
-        let count = self.block_of("reduce_scatter", buffer.len())?;
-        self.run_in_place("reduce_scatter", Collective::ReduceScatter, op, count, buffer)
+        self.run_in_place("reduce_scatter_in_place", Collective::ReduceScatter, op, buffer)
     }
 
     /// Every rank ends with all inputs in rank order. `recv` is `ranks` times as long as `send`.
@@ -89,8 +85,7 @@ impl OnStream<'_> {
         S: DevicePtr<T>,
         R: DevicePtrMut<T>,
     {
-        let count = send.len();
-        self.run("all_gather", Collective::AllGather, ReduceOp::Sum, count, Some(send), Some(recv))
+        self.run("all_gather", Collective::AllGather, ReduceOp::Sum, Some(send), Some(recv))
     }
 
     /// [`all_gather`](Self::all_gather) in one buffer of `ranks` blocks, the rank's own block being in place already.
@@ -98,8 +93,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn all_gather_in_place<T: Element, B: DevicePtrMut<T>>(&self, buffer: &mut B) -> Result<()> {
-        let count = self.block_of("all_gather", buffer.len())?;
-        self.run_in_place("all_gather", Collective::AllGather, ReduceOp::Sum, count, buffer)
+        self.run_in_place("all_gather_in_place", Collective::AllGather, ReduceOp::Sum, buffer)
     }
 
     /// Every rank ends with the root's input, which only the root gives.
@@ -112,8 +106,7 @@ impl OnStream<'_> {
         S: DevicePtr<T>,
         R: DevicePtrMut<T>,
     {
-        let count = recv.len();
-        self.run("broadcast", Collective::Broadcast { root }, ReduceOp::Sum, count, send, Some(recv))
+        self.run("broadcast", Collective::Broadcast { root }, ReduceOp::Sum, send, Some(recv))
     }
 
     /// [`broadcast`](Self::broadcast) of the root's buffer into everybody's.
@@ -121,8 +114,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As [`broadcast`](Self::broadcast).
     pub fn broadcast_in_place<T: Element, B: DevicePtrMut<T>>(&self, buffer: &mut B, root: usize) -> Result<()> {
-        let count = buffer.len();
-        self.run_in_place("broadcast", Collective::Broadcast { root }, ReduceOp::Sum, count, buffer)
+        self.run_in_place("broadcast_in_place", Collective::Broadcast { root }, ReduceOp::Sum, buffer)
     }
 
     /// The root ends with the reduction of all inputs; only the root gives an output.
@@ -135,8 +127,7 @@ impl OnStream<'_> {
         S: DevicePtr<T>,
         R: DevicePtrMut<T>,
     {
-        let count = send.len();
-        self.run("reduce", Collective::Reduce { root }, op, count, Some(send), recv)
+        self.run("reduce", Collective::Reduce { root }, op, Some(send), recv)
     }
 
     /// [`reduce`](Self::reduce) with one buffer; all but the root's keep their values.
@@ -149,8 +140,7 @@ impl OnStream<'_> {
         op: ReduceOp,
         root: usize,
     ) -> Result<()> {
-        let count = buffer.len();
-        self.run_in_place("reduce", Collective::Reduce { root }, op, count, buffer)
+        self.run_in_place("reduce_in_place", Collective::Reduce { root }, op, buffer)
     }
 
     /// Waits until everything enqueued on the stream so far has finished.
@@ -160,14 +150,6 @@ impl OnStream<'_> {
     /// [`Error::Mismatch`] or [`Error::Aborted`] if an operation was given up.
     pub fn synchronize(&self) -> Result<()> {
         self.member.synchronize(self.stream)
-    }
-
-    fn block_of(&self, call: &'static str, len: usize) -> Result<usize> {
-        let n = self.member.ranks();
-        if len.is_multiple_of(n) {
-            return Ok(len / n);
-        }
-        Err(self.refuse(call, "buffer", format!("{len} elements"), format!("a multiple of the {n} ranks")))
     }
 
     fn refuse(&self, call: &'static str, argument: &'static str, value: String, expected: String) -> Error {
@@ -203,7 +185,6 @@ impl OnStream<'_> {
         call: &'static str,
         collective: Collective,
         op: ReduceOp,
-        count: usize,
         send: Option<&S>,
         recv: Option<&mut R>,
     ) -> Result<()>
@@ -214,8 +195,12 @@ impl OnStream<'_> {
     {
         let member = self.member;
         self.check_stream(call)?;
-        let shape = Shape { call, rank: member.rank(), ranks: member.ranks(), collective, count };
-        shape.check(T::DTYPE, op, send.map(|s| s.len()), recv.as_ref().map(|r| r.len()))?;
+        let caller = Caller { call, rank: member.rank(), ranks: member.ranks() };
+        caller.operation(collective, T::DTYPE, op)?;
+        let count = caller.separate(collective, send.map(|s| s.len()), recv.as_ref().map(|r| r.len()))?;
+        // What this rank does not use is not looked at.
+        let send = send.filter(|_| !matches!(collective, Collective::Broadcast { root } if root != caller.rank));
+        let recv = recv.filter(|_| !matches!(collective, Collective::Reduce { root } if root != caller.rank));
         if let Some(s) = send {
             self.check_context(call, "send", s)?;
         }
@@ -227,7 +212,7 @@ impl OnStream<'_> {
         let send = send.map(|s| s.device_ptr(self.stream));
         let recv = recv.map(|r| r.device_ptr_mut(self.stream));
         let (input, output) = (send.as_ref().map_or(0, |s| s.0), recv.as_ref().map_or(0, |r| r.0));
-        shape.check_overlap(T::DTYPE.size(), input, output)?;
+        caller.overlap(collective, count * T::DTYPE.size(), input, output)?;
         let call = Call { collective, dtype: T::DTYPE, op, count };
         // SAFETY: the lengths were checked; the guards keep the buffers until the launch is enqueued, and cudarc frees
         // a buffer in stream order after the recorded use.
@@ -239,20 +224,22 @@ impl OnStream<'_> {
         call: &'static str,
         collective: Collective,
         op: ReduceOp,
-        count: usize,
         buffer: &mut B,
     ) -> Result<()> {
         let member = self.member;
         let (rank, ranks) = (member.rank(), member.ranks());
         self.check_stream(call)?;
-        let shape = Shape { call, rank, ranks, collective, count };
-        shape.check_in_place(T::DTYPE, op)?;
+        let caller = Caller { call, rank, ranks };
+        caller.operation(collective, T::DTYPE, op)?;
+        let count = caller.in_place(collective, buffer.len())?;
         self.check_context(call, "buffer", buffer)?;
         let (address, _guard) = buffer.device_ptr_mut(self.stream);
         let block = (rank * count * T::DTYPE.size()) as u64;
         let (input, output) = match collective {
             Collective::AllGather => (address + block, address),
             Collective::ReduceScatter => (address, address + block),
+            Collective::Broadcast { root } if root != rank => (0, address),
+            Collective::Reduce { root } if root != rank => (address, 0),
             _ => (address, address),
         };
         let call = Call { collective, dtype: T::DTYPE, op, count };

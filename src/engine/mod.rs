@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use crate::types::{Collective, DataType, ReduceOp};
 
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod host;
 
 /// A verified schedule together with how finely it is cut: what an engine runs.

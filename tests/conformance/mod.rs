@@ -8,6 +8,8 @@
 #![allow(dead_code, unused_macros, unused_imports)]
 
 pub(crate) mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu;
 pub(crate) mod memory;
 pub(crate) mod number;
 pub(crate) mod reference;
@@ -59,28 +61,39 @@ pub(crate) trait Engine {
 }
 
 /// One `#[test]` for each function of the suite, and for each element type where the function is generic over it.
-/// Takes the name of the module to make and an expression that makes the engine.
+/// Takes the name of the module to make, an expression that makes the engine, and if it may be missing one that says
+/// whether it is there.
 #[macro_export]
 macro_rules! conformance_tests {
-    ($module:ident, $engine:expr) => {
+    ($module:ident, $engine:expr $(, only if $guard:expr)?) => {
         mod $module {
             use super::*;
             use $crate::conformance::suite;
 
-            $crate::conformance_tests!(@typed $engine, i8: i8, u8: u8, i32: i32, u32: u32, i64: i64, u64: u64, f32: f32, f64: f64,
+            $crate::conformance_tests!(@typed [$($guard)?] $engine, i8: i8, u8: u8, i32: i32, u32: u32, i64: i64, u64: u64, f32: f32, f64: f64,
                 f16: half::f16, bf16: half::bf16, f8e4m3: float8::F8E4M3, f8e5m2: float8::F8E5M2);
-            $crate::conformance_tests!(@plain $engine, every_root, any_offset, any_algorithm_and_channels,
+            $crate::conformance_tests!(@plain [$($guard)?] $engine, every_root, any_offset, any_algorithm_and_channels,
                 rank_order_whatever_the_channels, a_thousand_mixed_calls, two_communicators_interleaved,
                 special_values, factors_may_differ_by_rank);
         }
     };
-    (@typed $engine:expr, $($name:ident: $t:ty),*) => {
+    (@typed $guard:tt $engine:expr, $($name:ident: $t:ty),*) => {
         mod every_call {
             use super::*;
-            $(#[test] fn $name() { suite::every_call::<$t, _>(&$engine) })*
+            $(#[test] fn $name() {
+                $crate::conformance_tests!(@guard $guard);
+                suite::every_call::<$t, _>(&$engine)
+            })*
         }
     };
-    (@plain $engine:expr, $($name:ident),*) => {
-        $(#[test] fn $name() { suite::$name(&$engine) })*
+    (@plain $guard:tt $engine:expr, $($name:ident),*) => {
+        $(#[test] fn $name() {
+            $crate::conformance_tests!(@guard $guard);
+            suite::$name(&$engine)
+        })*
+    };
+    (@guard []) => {};
+    (@guard [$guard:expr]) => {
+        if !$guard { return; }
     };
 }
