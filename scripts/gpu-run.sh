@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")"
 
 usage() {
-    sed -n 's/^#   //p' "$0" >&2
+    sed -n "s/^#   //p" "$(basename "$0")" >&2
     exit 2
 }
 gpus='' limit=300 only=''
