@@ -11,5 +11,7 @@ pub(crate) mod transport;
 pub mod types;
 
 pub use comm::{Communicator, Config, Group, group};
+#[cfg(feature = "cuda")]
+pub use comm::{OnStream, gpu_count};
 pub use error::{Error, Result};
 pub use types::{Collective, DataType, Element, ReduceOp, Scalar};

@@ -8,10 +8,12 @@
 //!   toward zero.
 //! * `f16`, `bf16` and the two 8-bit floats are accumulated in `f32` and rounded once per fold (round to nearest,
 //!   ties to even). 8-bit floats saturate to their largest finite value, as the hardware conversion does.
-//! * `Avg` of floats divides the finished sum by the number of ranks, before the last rounding.
+//! * `Avg` of floats multiplies the finished sum, before its last rounding, by the reciprocal of the number of ranks
+//!   rounded to the accumulator's type.
 //! * `Min` and `Max` propagate NaN (IEEE 754-2019 *minimum* and *maximum*) and order `-0.0` below `+0.0`.
 //! * Any NaN result is *a* NaN: sign and payload are unspecified.
-//! * `PreMulSum(s)` multiplies every contribution by `s` in the accumulator's type before it is added.
+//! * `PreMulSum(s)` multiplies every contribution by `s` in the accumulator's type and rounds the product to the
+//!   element type before it is added.
 
 use std::fmt;
 

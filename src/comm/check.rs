@@ -84,6 +84,27 @@ impl Caller {
         Ok(buffer / blocks)
     }
 
+    /// Checks device buffers that borrowing cannot: they may share memory only as an in-place call does. `bytes` is the
+    /// size of a block; an address of 0 is a buffer that is not used.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn overlap(&self, collective: Collective, bytes: usize, send: u64, recv: u64) -> Result<()> {
+        if send == 0 || recv == 0 {
+            return Ok(());
+        }
+        let (bytes, block) = (bytes as u64, (self.rank * bytes) as u64);
+        let all = bytes * self.ranks as u64;
+        let (send_len, recv_len, in_place) = match collective {
+            Collective::AllGather => (bytes, all, send == recv + block),
+            Collective::ReduceScatter => (all, bytes, recv == send + block),
+            _ => (bytes, bytes, send == recv),
+        };
+        if in_place || send + send_len <= recv || recv + recv_len <= send {
+            return Ok(());
+        }
+        let value = format!("{send_len} bytes at {send:#x}, which overlap recv's {recv_len} at {recv:#x}");
+        Err(self.refuse("send", value, "memory apart from recv, or exactly where an in-place call has it"))
+    }
+
     fn given(&self, argument: &'static str, len: Option<usize>) -> Result<usize> {
         len.ok_or_else(|| self.refuse(argument, "None", "a buffer on the root"))
     }

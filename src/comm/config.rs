@@ -20,6 +20,14 @@ pub struct Config {
     pub(crate) algorithm: Option<String>,
     /// How many channels share a message; chosen without.
     pub(crate) channels: Option<usize>,
+    /// Lanes of each worker on a GPU; chosen by size without.
+    pub(crate) lanes: Option<u32>,
+    /// Bytes of a tile on a GPU; chosen by size without.
+    pub(crate) tile_bytes: Option<usize>,
+    /// Whether ranks on different GPUs may not write each other's memory.
+    pub(crate) p2p_disabled: bool,
+    /// Whether ranks may not meet in pinned host memory.
+    pub(crate) shm_disabled: bool,
     /// How long an operation may wait without any progress.
     pub(crate) timeout: Option<Duration>,
     /// Whether to print what was set up.
@@ -47,6 +55,31 @@ impl Config {
         self
     }
 
+    /// Runs every worker of a GPU rank as so many thread blocks, 1 to 128; fewer where the device or the links' memory
+    /// have no room for them.
+    pub fn lanes(mut self, lanes: u32) -> Self {
+        self.lanes = Some(lanes);
+        self
+    }
+
+    /// Cuts messages between GPU ranks into tiles of so many bytes, rounded down to a multiple of 128.
+    pub fn tile_bytes(mut self, bytes: usize) -> Self {
+        self.tile_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether ranks on different GPUs may write each other's memory over NVLink or PCIe. They may by default.
+    pub fn p2p(mut self, allowed: bool) -> Self {
+        self.p2p_disabled = !allowed;
+        self
+    }
+
+    /// Whether ranks may meet in pinned host memory where P2P is not possible. They may by default.
+    pub fn shm(mut self, allowed: bool) -> Self {
+        self.shm_disabled = !allowed;
+        self
+    }
+
     /// Lets an operation fail with [`Error::Timeout`] when nothing has happened for so long.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = Some(limit);
@@ -60,7 +93,8 @@ impl Config {
         self
     }
 
-    /// Settings from the environment: `NCCL_ALGO` (an algorithm's name), `RINGLEADER_CHANNELS` (a number),
+    /// Settings from the environment: `NCCL_ALGO` (an algorithm's name), `NCCL_P2P_DISABLE` and `NCCL_SHM_DISABLE`
+    /// (0 or 1), `RINGLEADER_CHANNELS` (a number),
     /// `RINGLEADER_TIMEOUT` (seconds).
     ///
     /// # Errors
@@ -75,6 +109,15 @@ impl Config {
             let name = name.to_ascii_lowercase();
             check_algorithm("NCCL_ALGO", &name)?;
             config.algorithm = Some(name);
+        }
+        for (name, flag) in
+            [("NCCL_P2P_DISABLE", &mut config.p2p_disabled), ("NCCL_SHM_DISABLE", &mut config.shm_disabled)]
+        {
+            match get(name).as_deref() {
+                None | Some("0") => {}
+                Some("1") => *flag = true,
+                Some(other) => return Err(Error::invalid_value(name, other, "0 or 1")),
+            }
         }
         if let Some(text) = get("RINGLEADER_CHANNELS") {
             let channels = text.parse().unwrap_or(0);
@@ -96,6 +139,12 @@ impl Config {
         }
         if let Some(channels) = self.channels {
             check_channels("Config::channels", channels, &channels.to_string())?;
+        }
+        if let Some(lanes) = self.lanes.filter(|l| !(1..=128).contains(l)) {
+            return Err(Error::invalid_value("Config::lanes", lanes.to_string(), "1 to 128"));
+        }
+        if let Some(bytes) = self.tile_bytes.filter(|b| !(128..=1 << 24).contains(b)) {
+            return Err(Error::invalid_value("Config::tile_bytes", bytes.to_string(), "128 to 16777216"));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Several ranks' calls from one thread.
 
 use super::cpu::{Member, Ready};
-use super::{Communicator, Inner};
+use super::Communicator;
 use crate::engine::host::{Queue, run_group};
 use crate::error::Result;
 use crate::types::{Collective, Element, ReduceOp};
@@ -43,8 +43,7 @@ pub fn group<'b>(f: impl FnOnce(&mut Group<'b>) -> Result<()>) -> Result<()> {
 }
 
 impl<'b> Group<'b> {
-    fn add(&mut self, comm: &'b Communicator, ready: Ready<'b>) {
-        let Inner::Cpu(member) = &comm.inner;
+    fn add(&mut self, member: &'b Member, ready: Ready<'b>) {
         match self.queues.iter_mut().find(|q| std::ptr::eq(q.0, member)) {
             Some(queue) => queue.1.push(ready),
             None => self.queues.push((member, vec![ready])),
@@ -59,8 +58,9 @@ impl<'b> Group<'b> {
         op: ReduceOp,
         buffers: (Option<&'b [T]>, Option<&'b mut [T]>),
     ) -> Result<()> {
-        let ready = comm.member().separate(name, collective, op, buffers.0, buffers.1)?;
-        self.add(comm, ready);
+        let member = comm.cpu_member()?;
+        let ready = member.separate(name, collective, op, buffers.0, buffers.1)?;
+        self.add(member, ready);
         Ok(())
     }
 
@@ -72,8 +72,9 @@ impl<'b> Group<'b> {
         op: ReduceOp,
         buffer: &'b mut [T],
     ) -> Result<()> {
-        let ready = comm.member().in_place(name, collective, op, buffer)?;
-        self.add(comm, ready);
+        let member = comm.cpu_member()?;
+        let ready = member.in_place(name, collective, op, buffer)?;
+        self.add(member, ready);
         Ok(())
     }
 

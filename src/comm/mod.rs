@@ -25,13 +25,19 @@ mod check;
 mod choose;
 mod config;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod group;
+#[cfg(feature = "cuda")]
+mod on_stream;
 
 pub use config::Config;
 pub use group::{Group, group};
+#[cfg(feature = "cuda")]
+pub use on_stream::OnStream;
 
-use crate::error::Result;
-use crate::types::{Collective, Element, ReduceOp};
+use crate::error::{Error, Result};
+use crate::types::{Collective, DataType, Element, ReduceOp};
 
 /// One rank's handle of a communicator.
 ///
@@ -55,6 +61,8 @@ pub struct Communicator {
 #[derive(Debug)]
 enum Inner {
     Cpu(cpu::Member),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Member),
 }
 
 impl Communicator {
@@ -69,17 +77,29 @@ impl Communicator {
 
     /// This handle's rank.
     pub fn rank(&self) -> usize {
-        self.member().rank()
+        match &self.inner {
+            Inner::Cpu(m) => m.rank(),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.rank(),
+        }
     }
 
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
-        self.member().ranks()
+        match &self.inner {
+            Inner::Cpu(m) => m.ranks(),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.ranks(),
+        }
     }
 
     /// Bytes of link memory held for this rank.
     pub fn memory_used(&self) -> usize {
-        self.member().memory_used()
+        match &self.inner {
+            Inner::Cpu(m) => m.memory_used(),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.memory_used(),
+        }
     }
 
     /// Every rank receives the reduction of all ranks' `send`. All slices have one length.
@@ -87,7 +107,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn all_reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.separate("all_reduce", Collective::AllReduce, op, Some(send), Some(recv))?)
     }
 
@@ -96,7 +116,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.in_place("all_reduce_in_place", Collective::AllReduce, op, buffer)?)
     }
 
@@ -105,7 +125,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.separate("reduce_scatter", Collective::ReduceScatter, op, Some(send), Some(recv))?)
     }
 
@@ -115,7 +135,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.in_place("reduce_scatter_in_place", Collective::ReduceScatter, op, buffer)?)
     }
 
@@ -124,7 +144,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.separate("all_gather", Collective::AllGather, ReduceOp::Sum, Some(send), Some(recv))?)
     }
 
@@ -134,7 +154,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.in_place("all_gather_in_place", Collective::AllGather, ReduceOp::Sum, buffer)?)
     }
 
@@ -143,7 +163,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn broadcast<T: Element>(&self, send: Option<&[T]>, recv: &mut [T], root: usize) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.separate("broadcast", Collective::Broadcast { root }, ReduceOp::Sum, send, Some(recv))?)
     }
 
@@ -152,7 +172,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn broadcast_in_place<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.in_place("broadcast_in_place", Collective::Broadcast { root }, ReduceOp::Sum, buffer)?)
     }
 
@@ -168,7 +188,7 @@ impl Communicator {
         op: ReduceOp,
         root: usize,
     ) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.separate("reduce", Collective::Reduce { root }, op, Some(send), recv)?)
     }
 
@@ -177,13 +197,97 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        let m = self.member();
+        let m = self.cpu_member()?;
         m.run(m.in_place("reduce_in_place", Collective::Reduce { root }, op, buffer)?)
     }
 
-    fn member(&self) -> &cpu::Member {
+    /// The CPU side, for calls on slices.
+    fn cpu_member(&self) -> Result<&cpu::Member> {
         match &self.inner {
-            Inner::Cpu(member) => member,
+            Inner::Cpu(member) => Ok(member),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(member) => Err(Error::Unavailable {
+                what: format!("a collective on slices for rank {}", member.rank()),
+                reason: "this communicator's ranks are on GPUs; call comm.on(&stream) with device buffers".into(),
+            }),
+        }
+    }
+}
+
+/// How many GPUs this program can use.
+///
+/// # Errors
+/// [`Error::Unavailable`] if there are none, saying whether the driver, the devices or this build's kernels are missing,
+/// and what to do.
+#[cfg(feature = "cuda")]
+pub fn gpu_count() -> Result<usize> {
+    crate::engine::cuda::available()
+}
+
+/// GPU ranks.
+#[cfg(feature = "cuda")]
+impl Communicator {
+    /// Makes a communicator with one rank for each context, 1 to 16, and returns the handle of each in order. The same
+    /// context may be given several times: its ranks then share the device.
+    ///
+    /// All link memory is allocated here; the kernels of a type are loaded on first use. Peer access is enabled between
+    /// the devices, also for their default stream-ordered pools.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if there is no driver or this build has no kernels, [`Error::NoTransport`] if two ranks
+    /// cannot reach each other, [`Error::Cuda`] if the driver refuses something.
+    pub fn cuda(contexts: &[std::sync::Arc<cudarc::driver::CudaContext>], config: &Config) -> Result<Vec<Communicator>> {
+        let members = cuda::create(contexts, config)?;
+        if config.wants_info() {
+            members.iter().for_each(cuda::Member::print_channels);
+        }
+        Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cuda(m) }).collect())
+    }
+
+    /// The rank's operations on device buffers, enqueued on a stream of its device.
+    ///
+    /// # Panics
+    /// Never; on a communicator of CPU ranks it is an error.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the communicator's ranks are CPU ranks.
+    pub fn on<'a>(&'a self, stream: &'a std::sync::Arc<cudarc::driver::CudaStream>) -> Result<OnStream<'a>> {
+        match &self.inner {
+            Inner::Cuda(member) => Ok(OnStream { member, stream }),
+            Inner::Cpu(member) => Err(Error::Unavailable {
+                what: format!("a stream for rank {}", member.rank()),
+                reason: "this communicator's ranks are CPU ranks; call its methods with slices".into(),
+            }),
+        }
+    }
+
+    /// Loads the kernels for a type on every device of the communicator now, rather than at the first call.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if the driver refuses; nothing happens for CPU ranks.
+    pub fn preload(&self, dtype: DataType) -> Result<()> {
+        match &self.inner {
+            Inner::Cuda(member) => member.preload(dtype),
+            Inner::Cpu(_) => Ok(()),
+        }
+    }
+
+    /// Gives up everything that is in flight, on every rank: kernels leave within microseconds, results are
+    /// unspecified, and further calls return [`Error::Aborted`]. Nothing happens for CPU ranks, whose calls block.
+    pub fn abort(&self) {
+        if let Inner::Cuda(member) = &self.inner {
+            member.abort();
+        }
+    }
+
+    /// Whether an operation has failed on a device since: [`Error::Mismatch`] if the ranks called different things.
+    ///
+    /// # Errors
+    /// The failure.
+    pub fn check(&self) -> Result<()> {
+        match &self.inner {
+            Inner::Cuda(member) => member.check(),
+            Inner::Cpu(_) => Ok(()),
         }
     }
 }

@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use crate::types::{Collective, DataType, ReduceOp};
 
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 pub(crate) mod host;
 
 /// A verified schedule together with how finely it is cut: what an engine runs.
@@ -131,8 +133,12 @@ mod tests {
     #[test]
     fn a_call_survives_as_words() {
         let op = ReduceOp::PreMulSum(Scalar::Float(0.5));
-        let call =
-            Call { collective: Collective::Reduce { root: 127 }, dtype: DataType::F8E5M2, op, count: 1 << 40 };
+        let call = Call {
+            collective: Collective::Reduce { root: 127 },
+            dtype: DataType::F8E5M2,
+            op,
+            count: 1 << 40,
+        };
         assert_eq!(call.to_string(), format!("reduce from root 127 f8e5m2 premulsum × {}", 1u64 << 40));
         let gather =
             Call { collective: Collective::AllGather, dtype: DataType::I8, op: ReduceOp::Sum, count: 3 };

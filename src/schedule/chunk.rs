@@ -85,16 +85,14 @@ fn align_down(elements: usize, elem_size: usize) -> usize {
     elements / unit * unit
 }
 
-/// The part of a chunk that lane `lane` of `lanes` works on. The device program computes the same.
+/// The part of a chunk that lane `lane` of `lanes` works on: whole lines, dealt evenly, and the rest of the last one to
+/// the last lane. The device program computes the same.
 pub fn lane_range(chunk: Range<usize>, lane: usize, lanes: usize, elem_size: usize) -> Range<usize> {
-    let len = chunk.len();
-    let at = |l: usize| {
-        if l == lanes {
-            return len;
-        }
-        align_down((len as u128 * l as u128 / lanes as u128) as usize, elem_size)
-    };
-    chunk.start + at(lane)..chunk.start + at(lane + 1)
+    let unit = CHUNK_ALIGN / elem_size;
+    let lines = chunk.len() / unit;
+    let (each, extra) = (lines / lanes, lines % lanes);
+    let at = |l: usize| chunk.start + (each * l + l.min(extra)) * unit;
+    at(lane)..if lane + 1 == lanes { chunk.end } else { at(lane + 1) }
 }
 
 #[cfg(test)]

@@ -40,10 +40,14 @@
 mod chunk;
 mod describe;
 pub mod direct;
+pub mod forest;
 pub mod one_shot;
 pub mod ring;
+pub mod tree;
+pub mod verify;
 
 pub use chunk::{CHUNK_ALIGN, Chunk, Share, lane_range};
+pub use verify::verify;
 
 use crate::error::{Error, Result};
 use crate::types::Collective;
@@ -274,7 +278,7 @@ pub trait Algorithm: Sync {
 }
 
 /// Every algorithm, in the order they are offered.
-pub const ALGORITHMS: &[&dyn Algorithm] = &[&ring::Ring, &direct::Direct, &one_shot::OneShot];
+pub const ALGORITHMS: &[&dyn Algorithm] = &[&ring::Ring, &tree::Tree, &direct::Direct, &one_shot::OneShot];
 
 /// Builds a schedule by the algorithm's name. One rank needs no algorithm: its schedule is a copy.
 ///

@@ -23,7 +23,8 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Allocates at least one byte.
     pub(crate) fn new(bytes: usize) -> Self {
-        let layout = Layout::from_size_align(bytes.max(1), ALIGN).expect("link memory fits the address space");
+        let layout =
+            Layout::from_size_align(bytes.max(1), ALIGN).expect("link memory fits the address space");
         // SAFETY: the size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
         Memory { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), layout }

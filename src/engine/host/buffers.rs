@@ -76,6 +76,8 @@ unsafe fn fold<T: Number, O: Operator>(job: &Job<'_>) {
         return unsafe { copy(only.address, job.sinks, job.len * size_of::<T>()) };
     }
     let factor = job.factor.map(T::Acc::factor);
+    // Rounded as if it had travelled: a rank may add its own contribution where a peer adds the copy it was sent.
+    let scale = |x: T::Acc, factor: T::Acc| T::narrow(x.mul(factor)).widen();
     let mut acc = [T::Acc::default(); BLOCK];
     let mut wide = [T::Acc::default(); BLOCK];
     let mut start = 0;
@@ -90,12 +92,12 @@ unsafe fn fold<T: Number, O: Operator>(job: &Job<'_>) {
             if i == 0 {
                 T::widen_all(from, acc);
                 if let Some(factor) = factor {
-                    acc.iter_mut().for_each(|a| *a = a.mul(factor));
+                    acc.iter_mut().for_each(|a| *a = scale(*a, factor));
                 }
             } else if let Some(factor) = factor {
                 let wide = &mut wide[..len];
                 T::widen_all(from, wide);
-                acc.iter_mut().zip(wide).for_each(|(a, w)| *a = O::combine(*a, w.mul(factor)));
+                acc.iter_mut().zip(wide).for_each(|(a, w)| *a = O::combine(*a, scale(*w, factor)));
             } else {
                 combine::<T, O>(acc, from, &mut wide[..len]);
             }

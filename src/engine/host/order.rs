@@ -46,12 +46,7 @@ impl<'b> Order<'b> {
     ///
     /// # Panics
     /// If the buffer does not have the length of the message: callers check it first.
-    pub(crate) fn in_place<T: Element>(
-        call: Call,
-        rank: usize,
-        ranks: usize,
-        buffer: &'b mut [T],
-    ) -> Self {
+    pub(crate) fn in_place<T: Element>(call: Call, rank: usize, ranks: usize, buffer: &'b mut [T]) -> Self {
         assert_eq!(T::DTYPE, call.dtype);
         assert_eq!(buffer.len(), call.count * call.collective.blocks(ranks));
         let start: *mut u8 = buffer.as_mut_ptr().cast();

@@ -1,0 +1,91 @@
+// Link ends: where a worker's FIFOs are, and the waiting and publishing at them.
+#pragma once
+#include "abi.h"
+#include "memory.cuh"
+
+namespace rl {
+
+// One end of a link, in shared memory. Counters hold (epoch << RL_SLOT_BITS) + slots, so they only grow and nothing is
+// ever reset: a captured operation finds on every replay what it needs.
+struct End {
+  char* data;           // first slot
+  const uint64_t* seen; // the other side's counter, in this rank's memory: tail if we consume, credit if we produce
+  uint64_t* post;       // our counter, in the other side's memory
+  char* lent;           // producing: the consumer's output in message coordinates, or null
+  uint32_t depth;       // slots
+  uint32_t passed;      // slots that went through in this operation
+  bool produces;
+};
+
+// Spins until the counter reaches the value. False if the operation was given up. The abort word is in host memory, so
+// it is read rarely.
+__device__ __forceinline__ bool wait_for(const uint64_t* counter, uint64_t value, uint64_t abort_word) {
+  uint32_t spins = 0;
+  while (load_acquire(counter) < value) {
+    if (++spins % 1024 == 0 && load_relaxed(reinterpret_cast<const uint32_t*>(abort_word)) != 0) return false;
+  }
+  return true;
+}
+
+// Tells every peer that this rank has started the operation: its earlier ones are complete, so all its slots are free.
+__device__ __forceinline__ void post_headers(const rl_op& op, uint64_t epoch) {
+  const uint32_t peer = threadIdx.x;
+  if (peer >= op.ranks || peer == op.rank) return;
+  auto* header = reinterpret_cast<rl_header*>(op.peers[peer].remote);
+  store_relaxed(&header->output, op.flags & RL_OP_LENT ? op.output : 0);
+  store_relaxed(&header->call[0], op.call[0]);
+  store_relaxed(&header->call[1], op.call[1]);
+  store_release(&header->epoch, epoch);
+}
+
+// Records a disagreement and tells everybody to give up.
+__device__ __noinline__ void report_mismatch(const rl_op& op, uint64_t epoch, uint32_t peer, const rl_header* theirs) {
+  auto* state = reinterpret_cast<rl_state*>(op.state);
+  if (atomicExch(&state->failed, 1u) == 0) {
+    volatile rl_report* r = reinterpret_cast<rl_report*>(op.report);
+    r->epoch = epoch;
+    for (int i = 0; i < 2; i++) {
+      r->call[i] = op.call[i];
+      r->peer_call[i] = load_relaxed(&theirs->call[i]);
+    }
+    r->peer = peer;
+    __threadfence_system();
+    r->fault = RL_FAULT_MISMATCH;
+  }
+  *reinterpret_cast<volatile uint32_t*>(op.abort_word) = 1;
+  __threadfence_system();
+}
+
+// Sets up one end. A producer first waits for the consumer's header. False if the operation must be given up.
+__device__ __forceinline__ bool open_end(const rl_op& op, uint64_t epoch, uint32_t word, uint32_t lane, End& end) {
+  const uint32_t peer = word & 0xff, index = (word >> 8 & 0x7f) * op.lanes + lane;
+  char* local = reinterpret_cast<char*>(op.peers[peer].local);
+  char* remote = reinterpret_cast<char*>(op.peers[peer].remote);
+  const size_t line = size_t(index) * RL_LINE;
+  end.produces = word & RL_END_PRODUCES;
+  end.passed = 0;
+  end.lent = nullptr;
+  bool consumer_lent = op.flags & RL_OP_LENT;
+  if (end.produces) {
+    const auto* header = reinterpret_cast<const rl_header*>(local);
+    if (!wait_for(&header->epoch, epoch, op.abort_word)) return false;
+    if (load_relaxed(&header->call[0]) != op.call[0] || load_relaxed(&header->call[1]) != op.call[1]) {
+      report_mismatch(op, epoch, peer, header);
+      return false;
+    }
+    end.lent = reinterpret_cast<char*>(load_relaxed(&header->output));
+    consumer_lent = end.lent != nullptr;
+  }
+  end.seen = reinterpret_cast<const uint64_t*>(local + (end.produces ? RL_REGION_CREDITS : RL_REGION_TAILS) + line);
+  end.post = reinterpret_cast<uint64_t*>(remote + (end.produces ? RL_REGION_TAILS : RL_REGION_CREDITS) + line);
+  end.depth = consumer_lent ? op.depth_lent : op.depth;
+  end.data = (end.produces ? remote : local) + RL_REGION_DATA + size_t(index) * end.depth * op.slot;
+  return true;
+}
+
+// The slot at the FIFO's front or back. Data keeps its position modulo a line, so that all operands of a fold agree.
+__device__ __forceinline__ char* slot(const End& end, const rl_op& op, uint64_t message_byte) {
+  return end.data + size_t(end.passed % end.depth) * op.slot + message_byte % RL_LINE;
+}
+
+}  // namespace rl

@@ -1,0 +1,4 @@
+// Program kernels for bf16.
+#include "program.cuh"
+
+RL_UNIT(__nv_bfloat16)

@@ -1,0 +1,4 @@
+// Program kernels for f16.
+#include "program.cuh"
+
+RL_UNIT(__half)

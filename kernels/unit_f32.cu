@@ -1,0 +1,4 @@
+// Program kernels for f32.
+#include "program.cuh"
+
+RL_UNIT(float)

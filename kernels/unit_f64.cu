@@ -1,0 +1,4 @@
+// Program kernels for f64.
+#include "program.cuh"
+
+RL_UNIT(double)

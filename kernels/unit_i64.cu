@@ -1,0 +1,4 @@
+// Program kernels for i64.
+#include "program.cuh"
+
+RL_UNIT(int64_t)

@@ -1,0 +1,4 @@
+// Program kernels for u64.
+#include "program.cuh"
+
+RL_UNIT(uint64_t)

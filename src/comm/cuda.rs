@@ -1,0 +1,420 @@
+//! Ranks on GPUs: what their handles share, and how an operation is enqueued.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, CudaStream};
+use parking_lot::Mutex;
+
+use super::config::Config;
+use crate::engine::Call;
+use crate::engine::cuda::driver::{self, DeviceMemory, HostMemory, KernelLaunch, Who};
+use crate::engine::cuda::kernels::{self, Kernels};
+use crate::engine::cuda::{self, Buffers, Cut, Prepared, abi};
+use crate::error::{Error, Result};
+use crate::schedule::{self, Request};
+use crate::transport::gpu::{Allowed, Endpoint, Transport, Wiring};
+use crate::types::{Collective, DataType, ReduceOp};
+
+/// Blocks of all ranks on one device together: at two a multiprocessor all of them are resident at once on every GPU
+/// the kernels are built for, with room for a second communicator.
+const BLOCKS_PER_DEVICE: u32 = 128;
+
+/// FIFO bytes of a rank's region for one peer.
+fn fifo_bytes(ranks: usize) -> usize {
+    const MIB: usize = 1 << 20;
+    (20 * MIB).min(56 * MIB / (ranks - 1).max(1))
+}
+
+/// What all handles of one communicator share.
+#[derive(Debug)]
+struct Shared {
+    endpoints: Vec<Endpoint>,
+    /// None for one rank: it needs no links.
+    wiring: Option<Wiring>,
+    /// One `rl_state` a rank; none for one rank.
+    states: Vec<DeviceMemory>,
+    /// The abort word, then one `rl_report` a rank, each on a line of its own. None for one rank.
+    control: Option<HostMemory>,
+    /// Lanes a worker may have, were it alone on its device.
+    blocks_per_rank: u32,
+    config: Config,
+    prepared: Mutex<HashMap<(Collective, &'static str), Arc<Prepared>>>,
+    /// Operations each rank has enqueued, outside captures.
+    entered: Vec<AtomicU64>,
+    /// Handles that were dropped.
+    dropped: Vec<AtomicBool>,
+    /// Where each rank enqueued last.
+    streams: Mutex<Vec<Option<Arc<CudaStream>>>>,
+}
+
+/// One rank's handle.
+#[derive(Debug)]
+pub(crate) struct Member {
+    shared: Arc<Shared>,
+    rank: usize,
+    kernels: Mutex<[Option<Arc<Kernels>>; DataType::ALL.len()]>,
+    /// Serialises this rank's enqueues.
+    enqueue: Mutex<()>,
+}
+
+/// Creates one handle for each context; the same context may be given more than once.
+pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<Member>> {
+    config.check()?;
+    cuda::available()?;
+    let n = contexts.len();
+    if n == 0 || n > abi::RL_MAX_RANKS as usize {
+        let expected = format!("1 to {} contexts, one for each rank", abi::RL_MAX_RANKS);
+        return Err(Error::invalid_value("contexts", n.to_string(), expected));
+    }
+    let endpoints = contexts
+        .iter()
+        .enumerate()
+        .map(|(rank, context)| {
+            let who = Who { rank, device: context.ordinal() };
+            Ok(Endpoint { who, context: context.clone(), bus_id: driver::bus_id(who, context)? })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let crowd = |e: &Endpoint| endpoints.iter().filter(|o| o.bus_id == e.bus_id).count() as u32;
+    let blocks_per_rank = BLOCKS_PER_DEVICE / endpoints.iter().map(crowd).max().unwrap_or(1);
+    let (mut wiring, mut states, mut control) = (None, Vec::new(), None);
+    if n > 1 {
+        let allowed = Allowed { p2p: !config.p2p_disabled, shm: !config.shm_disabled };
+        wiring = Some(Wiring::new(&endpoints, allowed, fifo_bytes(n))?);
+        for e in &endpoints {
+            states.push(DeviceMemory::zeroed(e.who, &e.context, size_of::<abi::rl_state>())?);
+        }
+        let line = abi::RL_LINE as usize;
+        control = Some(HostMemory::zeroed(endpoints[0].who, &endpoints[0].context, line * (n + 1))?);
+        // cuMemsetD8 may run behind the host: no kernel may see memory before it is cleared.
+        for e in &endpoints {
+            e.context.synchronize().map_err(|error| e.who.error("cuCtxSynchronize", error))?;
+        }
+    }
+    let shared = Arc::new(Shared {
+        endpoints,
+        wiring,
+        states,
+        control,
+        blocks_per_rank,
+        config: config.clone(),
+        prepared: Mutex::default(),
+        entered: (0..n).map(|_| AtomicU64::new(0)).collect(),
+        dropped: (0..n).map(|_| AtomicBool::new(false)).collect(),
+        streams: Mutex::new(vec![None; n]),
+    });
+    Ok((0..n)
+        .map(|rank| Member {
+            shared: shared.clone(),
+            rank,
+            kernels: Mutex::default(),
+            enqueue: Mutex::default(),
+        })
+        .collect())
+}
+
+impl Shared {
+    fn ranks(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    fn abort(&self) {
+        if let Some(control) = &self.control {
+            control.word(0).store(1, Ordering::Release);
+        }
+    }
+
+    /// Why the communicator cannot be used any more, if so.
+    fn failure(&self, rank: usize) -> Result<()> {
+        let Some(control) = &self.control else { return Ok(()) };
+        if control.word(0).load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let line = abi::RL_LINE as usize;
+        for reporter in 0..self.ranks() {
+            let report: abi::rl_report = control.read(line * (reporter + 1));
+            if report.fault == abi::RL_FAULT_MISMATCH {
+                return Err(Error::Mismatch {
+                    operation: report.epoch,
+                    rank: reporter,
+                    call: Call::describe(report.call),
+                    peer: report.peer as usize,
+                    peer_call: Call::describe(report.peer_call),
+                });
+            }
+        }
+        let gone: Vec<_> =
+            (0..self.ranks()).filter(|&r| r != rank && self.dropped[r].load(Ordering::Acquire)).collect();
+        let reason = match gone[..] {
+            [] => "abort() was called".to_owned(),
+            _ => format!("the handle of rank {gone:?} was dropped while operations were waiting for it"),
+        };
+        Err(Error::Aborted { rank, reason })
+    }
+
+    /// Prepares a schedule once for all ranks.
+    fn prepare(&self, collective: Collective, algorithm: &'static str) -> Result<Arc<Prepared>> {
+        let mut prepared = self.prepared.lock();
+        if let Some(p) = prepared.get(&(collective, algorithm)) {
+            return Ok(p.clone());
+        }
+        let request = Request::new(collective, self.ranks(), self.config.channels.unwrap_or(1));
+        let p = Arc::new(Prepared::new(Arc::new(schedule::build(algorithm, &request)?))?);
+        prepared.insert((collective, algorithm), p.clone());
+        Ok(p)
+    }
+
+    /// Chooses schedule and cut for a message of `bytes`.
+    fn plan(&self, call: &Call) -> Result<(Arc<Prepared>, Cut)> {
+        let bytes = call.collective.blocks(self.ranks()) * call.count * call.dtype.size();
+        let able = |name: &str| {
+            schedule::ALGORITHMS.iter().find(|a| a.name() == name && a.supports(call.collective))
+        };
+        let forced = self.config.algorithm.as_deref().and_then(able);
+        let algorithm = forced.or_else(|| able("direct")).or_else(|| able("ring"));
+        let algorithm = algorithm.expect("a ring can do every collective").name();
+        let prepared = self.prepare(call.collective, algorithm)?;
+        let lanes = self.config.lanes.unwrap_or_else(|| {
+            // Half a tile's worth of work for each lane is where another lane stops paying.
+            let per_lane = 32 * 1024;
+            (bytes / self.ranks() / per_lane).clamp(1, 64) as u32
+        });
+        let lanes = lanes.min(self.blocks_per_rank / prepared.workers()).max(1);
+        let tile = self.config.tile_bytes.unwrap_or(128 * 1024) as u32;
+        let fifo = self.wiring.as_ref().map_or(0, Wiring::fifo_bytes);
+        let cut = prepared.cut(lanes, tile, fifo);
+        Ok((prepared, cut))
+    }
+}
+
+impl Member {
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.shared.ranks()
+    }
+
+    pub(crate) fn memory_used(&self) -> usize {
+        let state = self.shared.states.get(self.rank).map_or(0, DeviceMemory::bytes);
+        self.shared.wiring.as_ref().map_or(0, |w| w.bytes(self.rank)) + state
+    }
+
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.endpoint().context
+    }
+
+    /// The rank's failure, if the communicator has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.shared.failure(self.rank)
+    }
+
+    pub(crate) fn abort(&self) {
+        self.shared.abort();
+    }
+
+    /// Prints how this rank reaches the next one of the ring, once for each channel, as NCCL does.
+    pub(crate) fn print_channels(&self) {
+        if self.ranks() == 1 {
+            return;
+        }
+        let next = (self.rank + 1) % self.ranks();
+        let transport = self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(self.rank, next));
+        let label = |rank: usize| format!("{rank}[{}]", self.shared.endpoints[rank].short_bus());
+        for channel in 0..self.shared.config.channels.unwrap_or(1) {
+            eprintln!("ringleader INFO Channel {channel:02} : {} -> {} via {transport}", label(self.rank), label(next));
+        }
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.shared.endpoints[self.rank]
+    }
+
+    /// Kernels of a type, loaded on every device of the communicator: loading later, while another rank's kernel waits
+    /// for this rank, could wait for that kernel.
+    fn kernels(&self, dtype: DataType) -> Result<Arc<Kernels>> {
+        let mut known = self.kernels.lock();
+        let slot = &mut known[dtype as usize];
+        if let Some(k) = slot {
+            return Ok(k.clone());
+        }
+        let mut own = None;
+        for (rank, e) in self.shared.endpoints.iter().enumerate() {
+            let k = kernels::load(e.who, &e.context, dtype)?;
+            if rank == self.rank {
+                own = Some(k);
+            }
+        }
+        let own = own.expect("this rank is among the ranks");
+        *slot = Some(own.clone());
+        Ok(own)
+    }
+
+    /// Loads the kernels of a type ahead of the first call.
+    pub(crate) fn preload(&self, dtype: DataType) -> Result<()> {
+        self.kernels(dtype).map(drop)
+    }
+
+    /// Enqueues one operation. The caller has checked lengths and contexts.
+    ///
+    /// # Safety
+    /// The buffers hold as many elements as the call says and stay valid until the stream has passed the operation.
+    pub(crate) unsafe fn enqueue(
+        &self,
+        stream: &Arc<CudaStream>,
+        call: &Call,
+        input: u64,
+        output: u64,
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        let who = self.endpoint().who;
+        let _guard = self.enqueue.lock();
+        shared.failure(self.rank)?;
+        if call.count == 0 {
+            return Ok(());
+        }
+        self.endpoint().context.bind_to_thread().map_err(|e| who.error("cuCtxSetCurrent", e))?;
+        if shared.ranks() == 1 && !matches!(call.op, ReduceOp::PreMulSum(_)) {
+            if input == output {
+                return Ok(());
+            }
+            let bytes = call.count * call.dtype.size();
+            // SAFETY: the caller vouches for both buffers.
+            return unsafe { driver::copy(who, stream, output, input, bytes) };
+        }
+        if let Some(gone) = (0..shared.ranks()).find(|&r| shared.dropped[r].load(Ordering::Acquire)) {
+            let reason = format!("the handle of rank {gone} was dropped");
+            return Err(Error::Aborted { rank: self.rank, reason });
+        }
+        let kernels = self.kernels(call.dtype)?;
+        let (prepared, cut) = shared.plan(call)?;
+        let lent = shared.wiring.as_ref().is_some_and(|w| w.reachable_by_all(self.rank))
+            && output != 0
+            && self.peers_can_write(output);
+        let mut op = prepared.operation(self.rank, call, cut, Buffers { input, output, lent });
+        if let (Some(wiring), Some(control)) = (&shared.wiring, &shared.control) {
+            op.peers = wiring.peers(self.rank);
+            op.state = shared.states[self.rank].address();
+            op.abort_word = control.address();
+            op.report = control.address() + u64::from(abi::RL_LINE) * (self.rank as u64 + 1);
+        }
+        let capturing = driver::is_capturing(who, stream)?;
+        if !capturing {
+            self.follow_last_stream(stream)?;
+        }
+        let launch = KernelLaunch {
+            function: kernels.of(call.op),
+            blocks: prepared.blocks(self.rank, cut),
+            threads: abi::RL_THREADS,
+            early: false,
+            parameter: &*op,
+        };
+        // SAFETY: the program kernels take one rl_op; the communicator's memory outlives the operation because dropping
+        // it waits; the caller vouches for the buffers.
+        unsafe { launch.enqueue(who, stream) }?;
+        if !capturing {
+            shared.entered[self.rank].fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Operations of a communicator run one after the other, also when they are enqueued on different streams.
+    fn follow_last_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let who = self.endpoint().who;
+        let mut streams = self.shared.streams.lock();
+        let last = &mut streams[self.rank];
+        if let Some(last) = last.as_ref().filter(|l| l.cu_stream() != stream.cu_stream())
+            && !driver::is_capturing(who, last)?
+        {
+            let event = last.record_event(None).map_err(|e| who.error("cuEventRecord", e))?;
+            stream.wait(&event).map_err(|e| who.error("cuStreamWaitEvent", e))?;
+        }
+        if last.as_ref().is_none_or(|l| l.cu_stream() != stream.cu_stream()) {
+            *last = Some(stream.clone());
+        }
+        Ok(())
+    }
+
+    /// Whether the kernels of all other devices can write this memory.
+    fn peers_can_write(&self, address: u64) -> bool {
+        let Some(pointer) = driver::describe_pointer(address) else { return false };
+        let own = &self.endpoint().bus_id;
+        self.shared.endpoints.iter().filter(|e| e.bus_id != *own).all(|e| pointer.writable_by(&e.context))
+    }
+
+    /// Waits until everything enqueued on the stream has finished, or the communicator's timeout has passed.
+    pub(crate) fn synchronize(&self, stream: &CudaStream) -> Result<()> {
+        let who = self.endpoint().who;
+        let started = Instant::now();
+        while !driver::is_idle(stream) {
+            if self.shared.config.timeout.is_some_and(|t| started.elapsed() > t) {
+                let error = self.timeout(started.elapsed());
+                self.shared.abort();
+                return Err(error);
+            }
+            // Spin for the length of a small operation, then leave the core to others.
+            if started.elapsed() > Duration::from_micros(100) {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+        stream.synchronize().map_err(|e| who.error("cuStreamSynchronize", e))?;
+        self.shared.failure(self.rank)
+    }
+
+    fn timeout(&self, waited: Duration) -> Error {
+        let counts: Vec<u64> = self.shared.entered.iter().map(|c| c.load(Ordering::Acquire)).collect();
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let late: Vec<String> = counts
+            .iter()
+            .enumerate()
+            .filter(|&(_, &c)| c < most)
+            .map(|(r, c)| format!("rank {r} has enqueued {c} operations of {most}"))
+            .collect();
+        let report = if late.is_empty() {
+            format!("all ranks have enqueued {most} operations; the GPUs are busy or stuck")
+        } else {
+            late.join(", ")
+        };
+        Error::Timeout {
+            operation: most,
+            rank: self.rank,
+            milliseconds: waited.as_millis() as u64,
+            report,
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        shared.dropped[self.rank].store(true, Ordering::Release);
+        // Operations that others have enqueued and this rank has not can never finish.
+        let own = shared.entered[self.rank].load(Ordering::Acquire);
+        if shared.entered.iter().any(|c| c.load(Ordering::Acquire) > own) {
+            shared.abort();
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Memory must outlive the kernels that use it. What every rank has enqueued finishes by itself; the rest was
+        // aborted by the handle that left first.
+        let counts: Vec<u64> = self.entered.iter().map(|c| c.load(Ordering::Acquire)).collect();
+        if counts.iter().any(|&c| c != counts[0]) {
+            self.abort();
+        }
+        let patience = Instant::now();
+        for stream in self.streams.lock().iter().flatten() {
+            while !driver::is_idle(stream) {
+                if patience.elapsed() > Duration::from_secs(30) {
+                    self.abort();
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The compiled kernels: embedded in the binary, loaded once for each context and element type.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
+
+use cudarc::driver::CudaContext;
+use parking_lot::Mutex;
+
+use super::driver::{Function, Module, Who};
+use crate::error::{Error, Result};
+use crate::types::{DataType, ReduceOp};
+
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// The program kernels of one element type.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    sum: Function,
+    prod: Function,
+    min: Function,
+    max: Function,
+}
+
+impl Kernels {
+    /// The kernel for an operator. `Avg` and `PreMulSum` are sums that scale; copies use any.
+    pub(crate) fn of(&self, op: ReduceOp) -> &Function {
+        match op {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => &self.sum,
+            ReduceOp::Prod => &self.prod,
+            ReduceOp::Min => &self.min,
+            ReduceOp::Max => &self.max,
+        }
+    }
+}
+
+/// Whether this build has kernels.
+///
+/// # Errors
+/// [`Error::Unavailable`] saying what to install.
+pub(crate) fn embedded() -> Result<()> {
+    if MODULES.is_empty() {
+        return Err(Error::Unavailable {
+            what: "the CUDA engine".into(),
+            reason: "this binary was built without nvcc, so it holds no kernels; run scripts/install-nvcc.sh, or set \
+                     CUDA_HOME, and build again"
+                .into(),
+        });
+    }
+    Ok(())
+}
+
+type Key = (usize, DataType);
+
+/// Kernels already loaded, by context address and type. Weak: the communicators that use them keep them.
+static LOADED: LazyLock<Mutex<HashMap<Key, Weak<Kernels>>>> = LazyLock::new(Default::default);
+
+/// The kernels of a type in a context, loaded at most once for all communicators.
+pub(crate) fn load(who: Who, context: &Arc<CudaContext>, dtype: DataType) -> Result<Arc<Kernels>> {
+    let key = (context.cu_ctx() as usize, dtype);
+    let mut loaded = LOADED.lock();
+    if let Some(kernels) = loaded.get(&key).and_then(Weak::upgrade) {
+        return Ok(kernels);
+    }
+    embedded()?;
+    let image = MODULES.iter().find(|(name, _)| *name == dtype.name()).map(|(_, image)| *image);
+    let image = image.ok_or_else(|| Error::Unavailable {
+        what: format!("the CUDA kernels for {dtype}"),
+        reason: "this binary was built without them".into(),
+    })?;
+    let module = Module::load(who, context, image)?;
+    let kernels = Arc::new(Kernels {
+        sum: module.function(who, c"fold_sum")?,
+        prod: module.function(who, c"fold_prod")?,
+        min: module.function(who, c"fold_min")?,
+        max: module.function(who, c"fold_max")?,
+    });
+    loaded.insert(key, Arc::downgrade(&kernels));
+    Ok(kernels)
+}

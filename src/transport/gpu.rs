@@ -1,0 +1,198 @@
+//! Transports between ranks on GPUs: how a pair is reached, and the memory of its links.
+//!
+//! Each rank keeps one *region* for each peer (see `kernels/abi.h`): counters and FIFO slots that the peer writes. A
+//! transport decides where that memory is: in the consumer's device memory for `P2P` and for ranks on one device, in
+//! pinned host memory for `SHM`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+
+use crate::engine::cuda::abi;
+use crate::engine::cuda::driver::{self, DeviceMemory, HostMemory, Who};
+use crate::error::{Error, Result};
+
+/// One rank's place.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) who: Who,
+    pub(crate) context: Arc<CudaContext>,
+    /// `0000:06:00.0`.
+    pub(crate) bus_id: String,
+}
+
+impl Endpoint {
+    /// Whether both ranks run on one device.
+    fn same_device(&self, other: &Endpoint) -> bool {
+        self.bus_id == other.bus_id
+    }
+
+    /// The bus number that NCCL prints after a rank: `06` of `0000:06:00.0`, or the slot where every bus is 0.
+    pub(crate) fn short_bus(&self) -> &str {
+        let part = |i| self.bus_id.split([':', '.']).nth(i).unwrap_or("?");
+        if part(1) == "00" { part(2) } else { part(1) }
+    }
+}
+
+/// How data gets from one rank to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// Both ranks are on one device.
+    Local,
+    /// Stores into the peer's memory over NVLink.
+    P2pNvlink,
+    /// Stores into the peer's memory over PCIe.
+    P2pPci,
+    /// Through pinned host memory.
+    Shm,
+}
+
+impl Transport {
+    /// Whether the peer's device memory can be written directly.
+    pub(crate) fn reaches_memory(self) -> bool {
+        self != Transport::Shm
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Local => "local",
+            Transport::P2pNvlink => "P2P/NVL",
+            Transport::P2pPci => "P2P/PCI",
+            Transport::Shm => "SHM",
+        })
+    }
+}
+
+/// Which transports may be used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed {
+    /// Not `NCCL_P2P_DISABLE`.
+    pub(crate) p2p: bool,
+    /// Not `NCCL_SHM_DISABLE`.
+    pub(crate) shm: bool,
+}
+
+/// Chooses how `from` reaches `to`.
+///
+/// # Errors
+/// [`Error::NoTransport`] saying why each way is closed.
+pub(crate) fn choose(from: &Endpoint, to: &Endpoint, allowed: Allowed) -> Result<Transport> {
+    if from.same_device(to) {
+        return Ok(Transport::Local);
+    }
+    let who = from.who;
+    let can = driver::can_access_peer(who, &from.context, &to.context)?;
+    if can && allowed.p2p {
+        let nvlink = driver::native_atomics(who, &from.context, &to.context)?;
+        return Ok(if nvlink { Transport::P2pNvlink } else { Transport::P2pPci });
+    }
+    if allowed.shm {
+        return Ok(Transport::Shm);
+    }
+    let p2p = if can { "P2P is switched off (NCCL_P2P_DISABLE)" } else { "the devices have no peer access" };
+    Err(Error::NoTransport {
+        from: who.rank,
+        to: to.who.rank,
+        reason: format!("{p2p} and SHM is switched off (NCCL_SHM_DISABLE); allow one of them"),
+    })
+}
+
+/// Memory of one region.
+#[derive(Debug)]
+enum Memory {
+    Device(DeviceMemory),
+    Host(HostMemory),
+}
+
+/// All regions of a communicator, and the addresses each rank knows them by.
+#[derive(Debug)]
+pub(crate) struct Wiring {
+    transports: Vec<Vec<Transport>>,
+    /// `regions[owner][peer]`; none for the owner itself.
+    regions: Vec<Vec<Option<Memory>>>,
+    /// FIFO bytes of a region.
+    fifo_bytes: usize,
+}
+
+impl Wiring {
+    /// Chooses transports, enables peer access and allocates every region with `fifo_bytes` of slots.
+    pub(crate) fn new(ranks: &[Endpoint], allowed: Allowed, fifo_bytes: usize) -> Result<Self> {
+        let n = ranks.len();
+        let mut transports = vec![vec![Transport::Local; n]; n];
+        for (i, from) in ranks.iter().enumerate() {
+            for (j, to) in ranks.iter().enumerate().filter(|&(j, _)| j != i) {
+                transports[i][j] = choose(from, to, allowed)?;
+            }
+        }
+        let mut enabled: Vec<(&str, &str)> = Vec::new();
+        let mut regions = Vec::with_capacity(n);
+        for (i, owner) in ranks.iter().enumerate() {
+            let mut row = Vec::with_capacity(n);
+            for (j, peer) in ranks.iter().enumerate() {
+                if i == j {
+                    row.push(None);
+                    continue;
+                }
+                let bytes = abi::RL_REGION_DATA as usize + fifo_bytes;
+                // Both directions must agree: the peer writes this region, and reads nothing.
+                row.push(Some(match transports[j][i] {
+                    Transport::Shm => Memory::Host(HostMemory::zeroed(owner.who, &owner.context, bytes)?),
+                    transport => {
+                        let pair = (peer.bus_id.as_str(), owner.bus_id.as_str());
+                        if transport != Transport::Local && !enabled.contains(&pair) {
+                            driver::enable_peer(peer.who, &peer.context, &owner.context)?;
+                            enabled.push(pair);
+                        }
+                        Memory::Device(DeviceMemory::zeroed(owner.who, &owner.context, bytes)?)
+                    }
+                }));
+            }
+            regions.push(row);
+        }
+        Ok(Wiring { transports, regions, fifo_bytes })
+    }
+
+    /// How `from` reaches `to`.
+    pub(crate) fn transport(&self, from: usize, to: usize) -> Transport {
+        self.transports[from][to]
+    }
+
+    /// The addresses of both regions of each pair, as a rank's kernels use them.
+    pub(crate) fn peers(&self, rank: usize) -> [abi::rl_peer; abi::RL_MAX_RANKS as usize] {
+        let mut peers = [abi::rl_peer::default(); abi::RL_MAX_RANKS as usize];
+        for peer in 0..self.regions.len() {
+            peers[peer] = abi::rl_peer { local: self.address(rank, peer), remote: self.address(peer, rank) };
+        }
+        peers
+    }
+
+    fn address(&self, owner: usize, peer: usize) -> u64 {
+        match &self.regions[owner][peer] {
+            None => 0,
+            Some(Memory::Device(m)) => m.address(),
+            Some(Memory::Host(m)) => m.address(),
+        }
+    }
+
+    /// Bytes of FIFO slots in each region.
+    pub(crate) fn fifo_bytes(&self) -> usize {
+        self.fifo_bytes
+    }
+
+    /// Bytes of link memory that a rank owns.
+    pub(crate) fn bytes(&self, rank: usize) -> usize {
+        let size = |m: &Memory| match m {
+            Memory::Device(m) => m.bytes(),
+            Memory::Host(m) => m.bytes(),
+        };
+        self.regions[rank].iter().flatten().map(size).sum()
+    }
+
+    /// Whether every peer can write this rank's device memory.
+    pub(crate) fn reachable_by_all(&self, rank: usize) -> bool {
+        (0..self.transports.len()).filter(|&p| p != rank).all(|p| self.transports[p][rank].reaches_memory())
+    }
+}
