@@ -4,6 +4,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 pub const RL_THREADS: u32 = 512;
+pub const RL_BLOCK: u32 = 576;
 pub const RL_MAX_RANKS: u32 = 16;
 pub const RL_MAX_CHUNKS: u32 = 128;
 pub const RL_MAX_WORKERS: u32 = 32;
@@ -32,9 +33,9 @@ pub const RL_OP_EARLY: u32 = 8;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
 pub struct rl_header {
+    pub ticket: u64,
     pub output: u64,
     pub call: [u64; 2usize],
-    pub epoch: u64,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]
@@ -77,7 +78,7 @@ pub struct rl_op {
     pub depth: u32,
     pub depth_lent: u32,
     pub flags: u32,
-    pub pad: u32,
+    pub digest: u32,
     pub peers: [rl_peer; 16usize],
     pub bounds: [u64; 129usize],
     pub first_word: [u16; 32usize],

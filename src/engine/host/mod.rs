@@ -168,10 +168,10 @@ impl<I> Drop for Crew<'_, '_, '_, I> {
 }
 
 /// How often a thread that waits looks again at once, where there are processors enough.
-const SPINS: u32 = 2000;
+const SPINS: u32 = 150;
 
 /// How often it then lets other threads run before it goes to sleep.
-const YIELDS: u32 = 50;
+const YIELDS: u32 = 100;
 
 /// Works for all ranks in turn until they are done. Returns the first error.
 fn drive<'b, I: Iterator<Item = (Order<'b>, Arc<Prepared>)>>(turns: &mut [Turn<'_, 'b, I>]) -> Result<()> {
