@@ -7,7 +7,8 @@
 
 #include <stdint.h>
 
-#define RL_THREADS 512u     /* threads of a block */
+#define RL_THREADS 512u     /* threads of a block that move data */
+#define RL_BLOCK 576u       /* all threads of a block: one more warp waits, another publishes */
 #define RL_MAX_RANKS 16u    /* ranks of a communicator on GPUs */
 #define RL_MAX_CHUNKS 128u  /* chunks of a schedule */
 #define RL_MAX_WORKERS 32u  /* workers of one rank before lanes */
@@ -28,11 +29,12 @@
 #define RL_REGION_TAILS (RL_REGION_CREDITS + RL_REGION_LINKS * RL_LINE)
 #define RL_REGION_DATA (RL_REGION_TAILS + RL_REGION_LINKS * RL_LINE)
 
-/* What a rank tells each peer at the start of an operation. */
+/* What a rank tells each peer at the start of an operation. The first two words are each written by one store and carry
+ * the operation's number, so that no order between them matters. */
 typedef struct rl_header {
-  uint64_t output;  /* address of the rank's output in message coordinates if lent to peers, else 0 */
-  uint64_t call[2]; /* the call, packed by the host: ranks must agree */
-  uint64_t epoch;   /* the operation's number; written last */
+  uint64_t ticket;  /* low half of the epoch in the upper half, rl_op.digest in the lower */
+  uint64_t output;  /* low 16 bits of the epoch, then the 48 bits of rl_op.output if lent to peers, else 0 */
+  uint64_t call[2]; /* the call, packed by the host: only for reports */
 } rl_header;
 
 /* Addresses of both regions of a pair, as this rank sees them. */
@@ -84,7 +86,7 @@ typedef struct rl_op {
   uint64_t state;       /* rl_state, device memory; 0 for a communicator of one rank */
   uint64_t abort_word;  /* uint32_t, mapped host memory: nonzero means give up */
   uint64_t report;      /* rl_report, mapped host memory */
-  uint64_t call[2];     /* see rl_header */
+  uint64_t call[2];     /* the call: ranks must agree */
   uint64_t scale;       /* bits of the factor: float for narrow types, double for f64, integer else */
   uint32_t rank;
   uint32_t ranks;
@@ -95,7 +97,7 @@ typedef struct rl_op {
   uint32_t depth;        /* slots of a link whose consumer has not lent its output */
   uint32_t depth_lent;   /* slots of a link whose consumer has */
   uint32_t flags;        /* RL_OP_* */
-  uint32_t pad;
+  uint32_t digest;       /* of `call`: equal for equal calls */
   rl_peer peers[RL_MAX_RANKS];
   uint64_t bounds[RL_MAX_CHUNKS + 1]; /* element at which each chunk begins, and the message's end */
   uint16_t first_word[RL_MAX_WORKERS];

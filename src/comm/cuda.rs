@@ -222,10 +222,15 @@ impl Member {
             return;
         }
         let next = (self.rank + 1) % self.ranks();
-        let transport = self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(self.rank, next));
+        let transport =
+            self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(self.rank, next));
         let label = |rank: usize| format!("{rank}[{}]", self.shared.endpoints[rank].short_bus());
         for channel in 0..self.shared.config.channels.unwrap_or(1) {
-            eprintln!("ringleader INFO Channel {channel:02} : {} -> {} via {transport}", label(self.rank), label(next));
+            eprintln!(
+                "ringleader INFO Channel {channel:02} : {} -> {} via {transport}",
+                label(self.rank),
+                label(next)
+            );
         }
     }
 
@@ -289,6 +294,9 @@ impl Member {
             let reason = format!("the handle of rank {gone} was dropped");
             return Err(Error::Aborted { rank: self.rank, reason });
         }
+        let capturing = driver::is_capturing(who, stream)?;
+        // What follows asks the driver about memory, which a capturing thread may otherwise not do.
+        let _relaxed = capturing.then(driver::RelaxedCapture::enter);
         let kernels = self.kernels(call.dtype)?;
         let (prepared, cut) = shared.plan(call)?;
         let lent = shared.wiring.as_ref().is_some_and(|w| w.reachable_by_all(self.rank))
@@ -301,14 +309,13 @@ impl Member {
             op.abort_word = control.address();
             op.report = control.address() + u64::from(abi::RL_LINE) * (self.rank as u64 + 1);
         }
-        let capturing = driver::is_capturing(who, stream)?;
         if !capturing {
             self.follow_last_stream(stream)?;
         }
         let launch = KernelLaunch {
             function: kernels.of(call.op),
             blocks: prepared.blocks(self.rank, cut),
-            threads: abi::RL_THREADS,
+            threads: abi::RL_BLOCK,
             early: false,
             parameter: &*op,
         };
@@ -378,12 +385,7 @@ impl Member {
         } else {
             late.join(", ")
         };
-        Error::Timeout {
-            operation: most,
-            rank: self.rank,
-            milliseconds: waited.as_millis() as u64,
-            report,
-        }
+        Error::Timeout { operation: most, rank: self.rank, milliseconds: waited.as_millis() as u64, report }
     }
 }
 

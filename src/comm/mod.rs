@@ -208,7 +208,8 @@ impl Communicator {
             #[cfg(feature = "cuda")]
             Inner::Cuda(member) => Err(Error::Unavailable {
                 what: format!("a collective on slices for rank {}", member.rank()),
-                reason: "this communicator's ranks are on GPUs; call comm.on(&stream) with device buffers".into(),
+                reason: "this communicator's ranks are on GPUs; call comm.on(&stream) with device buffers"
+                    .into(),
             }),
         }
     }
@@ -236,7 +237,10 @@ impl Communicator {
     /// # Errors
     /// [`Error::Unavailable`] if there is no driver or this build has no kernels, [`Error::NoTransport`] if two ranks
     /// cannot reach each other, [`Error::Cuda`] if the driver refuses something.
-    pub fn cuda(contexts: &[std::sync::Arc<cudarc::driver::CudaContext>], config: &Config) -> Result<Vec<Communicator>> {
+    pub fn cuda(
+        contexts: &[std::sync::Arc<cudarc::driver::CudaContext>],
+        config: &Config,
+    ) -> Result<Vec<Communicator>> {
         let members = cuda::create(contexts, config)?;
         if config.wants_info() {
             members.iter().for_each(cuda::Member::print_channels);

@@ -43,6 +43,7 @@ pub mod direct;
 pub mod forest;
 pub mod one_shot;
 pub mod ring;
+pub mod simulate;
 pub mod tree;
 pub mod verify;
 
