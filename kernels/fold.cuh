@@ -51,9 +51,9 @@ template <class T> __device__ __forceinline__ void choose_path(Step& step) {
   }
   step.head = min(step.count, uint32_t((RL_LINE - anchor % RL_LINE) % RL_LINE / sizeof(T)));
   step.vectors = (step.count - step.head) / Pack<T>::N;
-  step.path = step.sources == 1 && !scaling                              ? COPY
-              : step.sources == 2 && (Type<T>::FLOATING || !scaling)     ? PAIR
-                                                                         : MANY;
+  // The pair loop scales floats as it goes, but does not round a scaled contribution to a narrow type.
+  const bool pair = step.sources == 2 && (!scaling || (Type<T>::FLOATING && (sizeof(T) >= 4 || step.scaled < 0)));
+  step.path = step.sources == 1 && !scaling ? COPY : pair ? PAIR : MANY;
 }
 
 template <class T> __device__ __forceinline__ Scaling<T> scaling_of(const rl_op& op, const Step& step) {
