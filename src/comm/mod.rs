@@ -36,8 +36,12 @@ pub use group::{Group, group};
 #[cfg(feature = "cuda")]
 pub use on_stream::OnStream;
 
-use crate::error::{Error, Result};
-use crate::types::{Collective, DataType, Element, ReduceOp};
+#[cfg(feature = "cuda")]
+use crate::error::Error;
+use crate::error::Result;
+#[cfg(feature = "cuda")]
+use crate::types::DataType;
+use crate::types::{Collective, Element, ReduceOp};
 
 /// One rank's handle of a communicator.
 ///
