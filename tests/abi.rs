@@ -48,7 +48,7 @@ fn generate(header: &Path) -> Result<String, String> {
 #[test]
 fn generated_bindings_match_the_header() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let set = |name| env::var_os(name).is_some_and(|value| value != "" && value != "0");
+    let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");
     let text = match generate(&root.join(HEADER)) {
         Ok(text) => text,
         Err(why) if set("RINGLEADER_REQUIRE_LIBCLANG") || set("RINGLEADER_UPDATE_ABI") => panic!("{why}"),

@@ -207,8 +207,8 @@ impl Wiring {
     /// The addresses of both regions of each pair, as a rank's kernels use them.
     pub(crate) fn peers(&self, rank: usize) -> [abi::rl_peer; abi::RL_MAX_RANKS as usize] {
         let mut peers = [abi::rl_peer::default(); abi::RL_MAX_RANKS as usize];
-        for peer in 0..self.regions.len() {
-            peers[peer] = abi::rl_peer { local: self.address(rank, peer), remote: self.address(peer, rank) };
+        for (peer, pair) in peers.iter_mut().enumerate().take(self.regions.len()) {
+            *pair = abi::rl_peer { local: self.address(rank, peer), remote: self.address(peer, rank) };
         }
         peers
     }

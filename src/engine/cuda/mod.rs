@@ -64,11 +64,6 @@ impl Prepared {
         self.programs.iter().map(|p| p.workers).max().unwrap_or(1).max(1)
     }
 
-    /// The schedule.
-    pub(crate) fn schedule(&self) -> &Schedule {
-        &self.schedule
-    }
-
     /// Fits lanes and tile to the memory of a region: lanes are dropped, then the tile is halved, until every link has
     /// the slots it needs. All ranks get the same.
     pub(crate) fn cut(&self, lanes: u32, tile_bytes: u32, fifo_bytes: usize) -> Cut {
