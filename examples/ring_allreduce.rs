@@ -132,7 +132,7 @@ fn run(options: &Options) -> Result<u64> {
         progress.start(&format_bytes(bytes));
         let (collective, dtype, op) = (Collective::AllReduce, options.dtype, options.op);
         let row = bench.measure(&Case { collective, dtype, op, bytes, in_place: false }, &timing)?;
-        progress.line(&table.line(&row));
+        progress.step(|| println!("{}", table.line(&row)));
         rows.push(row);
     }
     drop(progress);

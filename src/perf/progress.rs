@@ -28,10 +28,11 @@ impl Progress {
         self.bar.tick();
     }
 
-    /// Prints a line to stdout, above the bar, and counts a step.
-    pub fn line(&self, line: &str) {
-        self.bar.suspend(|| println!("{line}"));
+    /// Counts a step, and lets something be printed while the bar is away.
+    pub fn step<R>(&self, print: impl FnOnce() -> R) -> R {
+        let printed = self.bar.suspend(print);
         self.bar.inc(1);
+        printed
     }
 }
 

@@ -124,12 +124,12 @@ impl Table {
     }
 }
 
-/// Four significant digits, without an exponent: `0.001234`, `12.34`, `123456`.
+/// Four significant digits, but at most four decimals: `0.0012`, `12.34`, `123456`.
 fn significant(x: f64) -> String {
     if !x.is_finite() || x == 0.0 {
         return format!("{x:.2}");
     }
-    let decimals = (3 - x.abs().log10().floor() as i32).clamp(0, 6) as usize;
+    let decimals = (3 - x.abs().log10().floor() as i32).clamp(0, 4) as usize;
     format!("{x:.decimals$}")
 }
 
@@ -185,6 +185,6 @@ mod tests {
     #[test]
     fn numbers_keep_four_digits() {
         let shown: Vec<_> = [0.0, 0.00123456, 1.23456, 12.3456, 123456.7].map(significant).into();
-        assert_eq!(shown, ["0.00", "0.001235", "1.235", "12.35", "123457"]);
+        assert_eq!(shown, ["0.00", "0.0012", "1.235", "12.35", "123457"]);
     }
 }
