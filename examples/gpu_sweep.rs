@@ -33,8 +33,10 @@ mod sweep {
 
     pub(crate) fn run() -> Outcome {
         let quick = std::env::args().any(|a| a == "quick");
-        let contexts = [CudaContext::new(0)?, CudaContext::new(1)?];
-        let mut gpus = Gpus { streams: Vec::new(), send: Vec::new(), recv: Vec::new(), addresses: Vec::new() };
+        let second = (CudaContext::device_count()? > 1) as usize;
+        let contexts = [CudaContext::new(0)?, CudaContext::new(second)?];
+        let mut gpus =
+            Gpus { streams: Vec::new(), send: Vec::new(), recv: Vec::new(), addresses: Vec::new() };
         for c in &contexts {
             let stream = c.new_stream()?;
             gpus.send.push(stream.alloc_zeros::<f32>(MOST / 4)?);
@@ -42,23 +44,34 @@ mod sweep {
             // SAFETY: each buffer is used on one stream, and copies between devices are synchronised by hand.
             unsafe { c.disable_event_tracking() };
             let index = gpus.streams.len();
-            gpus.addresses.push((gpus.send[index].device_ptr(&stream).0, gpus.recv[index].device_ptr(&stream).0));
+            gpus.addresses
+                .push((gpus.send[index].device_ptr(&stream).0, gpus.recv[index].device_ptr(&stream).0));
             gpus.streams.push(stream);
         }
         let started = Instant::now();
         let first = Communicator::cuda(&contexts, &Config::new())?;
-        println!("create {:.1} ms, {} bytes a rank", started.elapsed().as_secs_f64() * 1e3, first[0].memory_used());
+        println!(
+            "create {:.1} ms, {} bytes a rank",
+            started.elapsed().as_secs_f64() * 1e3,
+            first[0].memory_used()
+        );
         let started = Instant::now();
         first[0].preload(ringleader::DataType::F32)?;
         println!("load f32 kernels {:.1} ms", started.elapsed().as_secs_f64() * 1e3);
         println!("copy engines, both directions: {:.1} GB/s", copy_limit(&gpus)?);
-        let sizes: &[usize] = if quick { &[MOST] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, MOST] };
-        for name in ["all_reduce/direct", "all_reduce/ring", "reduce_scatter/direct", "all_gather/direct", "broadcast/direct"] {
+        let sizes: &[usize] = if quick { &[MOST] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, MOST] };
+        for name in [
+            "all_reduce/direct",
+            "all_reduce/ring",
+            "reduce_scatter/direct",
+            "all_gather/direct",
+            "broadcast/direct",
+        ] {
             let (collective, algorithm) = name.split_once('/').expect("two names");
             for &bytes in sizes {
                 let mut best: Vec<(f64, u32, usize)> = Vec::new();
-                for lanes in [8, 16, 32, 48, 64, 96, 128] {
-                    for tile in [16 << 10, 32 << 10, 64 << 10, 96 << 10, 128 << 10, 192 << 10, 256 << 10] {
+                for lanes in [4, 8, 16, 32, 64, 128] {
+                    for tile in [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10] {
                         let per_lane = bytes / 2 / lanes as usize;
                         if per_lane * 2 < tile && tile > 16 << 10 {
                             continue;
@@ -70,11 +83,19 @@ mod sweep {
                 }
                 best.sort_by(|a, b| a.0.total_cmp(&b.0));
                 for (seconds, lanes, tile) in best.iter().take(4) {
-                    println!("{name:24} {bytes:11} {:9.2} us {:6.1} GB/s lanes {lanes:3} tile {tile}", seconds * 1e6, bytes as f64 / seconds / 1e9);
+                    println!(
+                        "{name:24} {bytes:11} {:9.2} us {:6.1} GB/s lanes {lanes:3} tile {tile}",
+                        seconds * 1e6,
+                        bytes as f64 / seconds / 1e9
+                    );
                 }
                 for few in [8, 16] {
                     if let Some((seconds, lanes, tile)) = best.iter().find(|b| b.1 == few) {
-                        println!("{name:24} {bytes:11} {:9.2} us {:6.1} GB/s lanes {lanes:3} tile {tile} (few)", seconds * 1e6, bytes as f64 / seconds / 1e9);
+                        println!(
+                            "{name:24} {bytes:11} {:9.2} us {:6.1} GB/s lanes {lanes:3} tile {tile} (few)",
+                            seconds * 1e6,
+                            bytes as f64 / seconds / 1e9
+                        );
                     }
                 }
             }
@@ -99,7 +120,14 @@ mod sweep {
                     gpus.streams[d].context().bind_to_thread()?;
                     let (from, to) = (gpus.addresses[d].0, gpus.addresses[1 - d].1);
                     // SAFETY: both buffers hold MOST bytes and live until the streams are synchronised.
-                    unsafe { cudarc::driver::result::memcpy_dtod_async(to, from, MOST, gpus.streams[d].cu_stream())? };
+                    unsafe {
+                        cudarc::driver::result::memcpy_dtod_async(
+                            to,
+                            from,
+                            MOST,
+                            gpus.streams[d].cu_stream(),
+                        )?
+                    };
                 }
             }
             synchronize(gpus)?;
@@ -123,7 +151,9 @@ mod sweep {
                     let mut recv = gpus.recv[rank].slice_mut(..len);
                     match collective {
                         "all_reduce" => on.all_reduce(&send, &mut recv, ReduceOp::Sum)?,
-                        "reduce_scatter" => on.reduce_scatter(&send, &mut recv.slice_mut(..len / 2), ReduceOp::Sum)?,
+                        "reduce_scatter" => {
+                            on.reduce_scatter(&send, &mut recv.slice_mut(..len / 2), ReduceOp::Sum)?
+                        }
                         "all_gather" => on.all_gather(&half, &mut recv)?,
                         _ => on.broadcast(Some(&send), &mut recv, 0)?,
                     }

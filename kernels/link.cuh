@@ -8,14 +8,23 @@ namespace rl {
 // One end of a link, in shared memory. Counters hold (epoch << RL_SLOT_BITS) + slots, so they only grow and nothing is
 // ever reset: a captured operation finds on every replay what it needs.
 struct End {
-  char* data;           // first slot
-  const uint64_t* seen; // the other side's counter, in this rank's memory: tail if we consume, credit if we produce
-  uint64_t* post;       // our counter, in the other side's memory
-  char* lent;           // producing: the consumer's output in message coordinates, or null
-  uint32_t depth;       // slots
-  uint32_t passed;      // slots that went through in this operation
+  char* data;            // first slot
+  const uint64_t* seen;  // the other side's counter, in this rank's memory: tail if we consume, credit if we produce
+  uint64_t* post;        // our counter, in the other side's memory
+  char* lent;            // producing: the consumer's output in message coordinates, or null
+  uint32_t depth;        // slots
+  uint32_t passed;       // slots that folds were prepared for in this operation; the feeder's
+  uint32_t posted;       // slots published in this operation; the poster's
   bool produces;
 };
+
+// Named barriers: `arrive` does not wait, `wait` does, for so many threads in all.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 // Spins until the counter reaches the value. False if the operation was given up. The abort word is in host memory, so
 // it is read rarely.
@@ -28,18 +37,19 @@ __device__ __forceinline__ bool wait_for(const uint64_t* counter, uint64_t value
 }
 
 // Tells every peer that this rank has started the operation: its earlier ones are complete, so all its slots are free.
-__device__ __forceinline__ void post_headers(const rl_op& op, uint64_t epoch) {
-  const uint32_t peer = threadIdx.x;
+template <class O> __device__ __forceinline__ void post_headers(const O& op, uint64_t epoch) {
+  const uint32_t peer = threadIdx.x % 32;
   if (peer >= op.ranks || peer == op.rank) return;
   auto* header = reinterpret_cast<rl_header*>(op.peers[peer].remote);
-  store_relaxed(&header->output, op.flags & RL_OP_LENT ? op.output : 0);
+  store_relaxed(&header->ticket, epoch << 32 | op.digest);
+  store_relaxed(&header->output, epoch << 48 | (op.flags & RL_OP_LENT ? op.output : 0));
   store_relaxed(&header->call[0], op.call[0]);
   store_relaxed(&header->call[1], op.call[1]);
-  store_release(&header->epoch, epoch);
 }
 
 // Records a disagreement and tells everybody to give up.
-__device__ __noinline__ void report_mismatch(const rl_op& op, uint64_t epoch, uint32_t peer, const rl_header* theirs) {
+template <class O>
+__device__ __noinline__ void report_mismatch(const O& op, uint64_t epoch, uint32_t peer, const rl_header* theirs) {
   auto* state = reinterpret_cast<rl_state*>(op.state);
   if (atomicExch(&state->failed, 1u) == 0) {
     volatile rl_report* r = reinterpret_cast<rl_report*>(op.report);
@@ -56,30 +66,65 @@ __device__ __noinline__ void report_mismatch(const rl_op& op, uint64_t epoch, ui
   __threadfence_system();
 }
 
-// Sets up one end. A producer first waits for the consumer's header. False if the operation must be given up.
+// Waits for the peer's header, and finds its output if lent. False if the operation must be given up. A peer that is
+// already past this operation needs nothing from us in it: some chunks of short messages are empty.
+template <class O>
+__device__ __forceinline__ bool await_header(const O& op, uint64_t epoch, uint32_t peer, char*& lent) {
+  const auto* header = reinterpret_cast<const rl_header*>(op.peers[peer].local);
+  const auto* abort_word = reinterpret_cast<const uint32_t*>(op.abort_word);
+  lent = nullptr;
+  for (uint32_t spins = 1;; spins++) {
+    const uint64_t ticket = load_acquire(&header->ticket);
+    const int32_t ahead = int32_t(uint32_t(ticket >> 32) - uint32_t(epoch));
+    if (ahead > 0) return true;
+    if (ahead == 0) {
+      if (uint32_t(ticket) != op.digest) {
+        report_mismatch(op, epoch, peer, header);
+        return false;
+      }
+      const uint64_t output = load_acquire(&header->output);
+      if (output >> 48 == (epoch & 0xffff)) {
+        lent = reinterpret_cast<char*>(output & 0xffffffffffff);
+        return true;
+      }
+    }
+    if (spins % 1024 == 0 && load_relaxed(abort_word) != 0) return false;
+  }
+}
+
+// Packet16 flags are the low half of the epoch. Before they come round again, every box is cleared, so that no packet of
+// four billion operations ago is taken for a new one. A peer sends packets of the next operation only after it has heard
+// from this rank in this one, so clearing the other operation's box before that is safe. Returns whether it did anything.
+template <class O>
+__device__ __forceinline__ bool renew_flags(const O& op, uint64_t boxes16, uint64_t epoch, uint32_t part, uint32_t parts) {
+  if ((epoch & 0x7fffffff) >= 2) return false;
+  const uint32_t words = RL_BOX16_BYTES / 16;
+  for (uint32_t peer = 0; peer < op.ranks; peer++) {
+    if (peer == op.rank) continue;
+    char* box = reinterpret_cast<char*>(op.peers[peer].local) + boxes16 + ((epoch + 1) & 1) * RL_BOX16_BYTES;
+    for (uint32_t i = part; i < words; i += parts) store_vector(box + size_t(i) * 16, uint4{0, 0, 0, 0});
+  }
+  __threadfence_system();
+  return true;
+}
+
+// Sets up one end. A producer first waits for the consumer's header.
 __device__ __forceinline__ bool open_end(const rl_op& op, uint64_t epoch, uint32_t word, uint32_t lane, End& end) {
   const uint32_t peer = word & 0xff, index = (word >> 8 & 0x7f) * op.lanes + lane;
   char* local = reinterpret_cast<char*>(op.peers[peer].local);
   char* remote = reinterpret_cast<char*>(op.peers[peer].remote);
   const size_t line = size_t(index) * RL_LINE;
-  end.produces = word & RL_END_PRODUCES;
-  end.passed = 0;
-  end.lent = nullptr;
-  bool consumer_lent = op.flags & RL_OP_LENT;
-  if (end.produces) {
-    const auto* header = reinterpret_cast<const rl_header*>(local);
-    if (!wait_for(&header->epoch, epoch, op.abort_word)) return false;
-    if (load_relaxed(&header->call[0]) != op.call[0] || load_relaxed(&header->call[1]) != op.call[1]) {
-      report_mismatch(op, epoch, peer, header);
-      return false;
-    }
-    end.lent = reinterpret_cast<char*>(load_relaxed(&header->output));
-    consumer_lent = end.lent != nullptr;
-  }
-  end.seen = reinterpret_cast<const uint64_t*>(local + (end.produces ? RL_REGION_CREDITS : RL_REGION_TAILS) + line);
-  end.post = reinterpret_cast<uint64_t*>(remote + (end.produces ? RL_REGION_TAILS : RL_REGION_CREDITS) + line);
+  const bool produces = word & RL_END_PRODUCES;
+  char* lent = nullptr;
+  end.produces = produces;
+  end.passed = end.posted = 0;
+  if (produces && !await_header(op, epoch, peer, lent)) return false;
+  const bool consumer_lent = produces ? lent != nullptr : op.flags & RL_OP_LENT;
+  end.lent = lent;
+  end.seen = reinterpret_cast<const uint64_t*>(local + (produces ? RL_REGION_CREDITS : RL_REGION_TAILS) + line);
+  end.post = reinterpret_cast<uint64_t*>(remote + (produces ? RL_REGION_TAILS : RL_REGION_CREDITS) + line);
   end.depth = consumer_lent ? op.depth_lent : op.depth;
-  end.data = (end.produces ? remote : local) + RL_REGION_DATA + size_t(index) * end.depth * op.slot;
+  end.data = (produces ? remote : local) + op.fifo + size_t(index) * end.depth * op.slot;
   return true;
 }
 

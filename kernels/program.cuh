@@ -1,6 +1,8 @@
-// The program kernel: one block runs one worker of the schedule on one lane.
+// The program kernel: one block runs one worker of the schedule on one lane. Its warps have three roles that overlap:
+// waiting for what comes next, moving data, and publishing what was moved.
 #pragma once
 #include "abi.h"
+#include "exchange.cuh"
 #include "fold.cuh"
 #include "link.cuh"
 
@@ -33,50 +35,17 @@ struct Fold {
   __device__ Fold next(const rl_op& op) const { return {word + 2 + sources(op) + sinks(op)}; }
 };
 
-// Where the program is. Kept in shared memory, not registers: the data path needs those.
-struct Cursor {
-  uint64_t base;      // the operation's epoch as a counter value
-  uint64_t done;      // elements of each chunk in earlier tiles
-  uint64_t longest;   // elements of the worker's longest chunk
-  Fold first;         // the worker's first fold
-  Fold fold;          // the current fold
-  uint32_t index;     // its number
-  uint32_t folds;
-  uint32_t ends;
-  uint32_t lane;
-  bool deferred;      // the current fold's wait is put off to the end
-  bool given_up;      // a peer disagrees or the host aborted
-};
+// Named barriers; 0 is __syncthreads. Each role meets the next one only, so waiting, moving and publishing overlap:
+//   feeder --FULL--> movers --DONE--> poster --FREE--> feeder, two steps deep.
+constexpr uint32_t FULL = 1, DONE = 3, FREE = 5;
 
-// What the block's threads share. The first warp drives: it waits, and it publishes; the others only move data.
+// What the block's threads share.
 struct Block {
   End ends[RL_MAX_ENDS];
-  Step step;
-  Cursor at;
+  Step steps[2];       // what the movers do, and what comes next
+  Fold folds[2];       // the steps' folds
+  bool deferred[2];    // whether a step's wait is put off to the end
 };
-
-// Reads the program's head, opens the link ends and finds how many tiles there are. Run by the first warp.
-template <class T> __device__ __forceinline__ bool begin_program(const rl_op& op, Block& b, uint64_t epoch) {
-  const uint32_t thread = threadIdx.x, lane = blockIdx.x / op.workers;
-  const uint32_t word = op.first_word[blockIdx.x % op.workers], ends = op.words[word];
-  const bool ok = thread >= ends || open_end(op, epoch, op.words[word + 1 + thread], lane, b.ends[thread]);
-  if (thread == 0) {
-    Cursor& at = b.at;
-    at.base = epoch << RL_SLOT_BITS;
-    at.done = at.longest = 0;
-    at.ends = ends;
-    at.folds = op.words[word + 1 + ends];
-    at.first = at.fold = Fold{word + 2 + ends};
-    at.index = 0;
-    at.lane = lane;
-    Fold f = at.fold;
-    for (uint32_t i = 0; i < at.folds; i++, f = f.next(op)) {
-      const Span s = lane_span<T>(op, f.chunk(op), lane);
-      at.longest = max(at.longest, s.end - s.begin);
-    }
-  }
-  return !__any_sync(~0u, !ok);
-}
 
 // This rank's output where peers write it, else null.
 __device__ __forceinline__ char* own_lent_output(const rl_op& op) {
@@ -85,8 +54,8 @@ __device__ __forceinline__ char* own_lent_output(const rl_op& op) {
 
 // Waits until operand `i` of the fold is ready and says where it is. Run by one thread for each operand. False if the
 // operation was given up.
-__device__ __forceinline__ bool ready_operand(const rl_op& op, Block& b, Fold fold, uint32_t i, uint64_t byte,
-                                              bool deferred) {
+__device__ __forceinline__ bool ready_operand(const rl_op& op, Block& b, Step& step, Fold fold, uint32_t i,
+                                              uint64_t byte, uint64_t base, bool deferred) {
   const bool source = i < fold.sources(op);
   const uint32_t kind = fold.kind(op, i);
   char* where;
@@ -96,14 +65,14 @@ __device__ __forceinline__ bool ready_operand(const rl_op& op, Block& b, Fold fo
     End& end = b.ends[fold.end(op, i)];
     // Whose output stands in for the slot, if it was lent.
     char* lent = kind != RL_KIND_PEER ? nullptr : source ? own_lent_output(op) : end.lent;
-    // A source waits for its slot to be filled, a sink for one to be free.
-    uint32_t slots = end.passed + 1;
-    if (!source) slots = lent || slots <= end.depth ? 0 : slots - end.depth;
-    if (slots != 0 && !deferred && !wait_for(end.seen, b.at.base + slots, op.abort_word)) return false;
     where = lent ? lent + byte : slot(end, op, byte);
+    // A source waits for its slot to be filled, a sink for one to be free.
+    uint32_t slots = ++end.passed;
+    if (!source) slots = lent || slots <= end.depth ? 0 : slots - end.depth;
+    if (slots != 0 && !deferred && !wait_for(end.seen, base + slots, op.abort_word)) return false;
   }
-  if (source) b.step.source[i] = where;
-  else b.step.sink[i - fold.sources(op)] = where;
+  if (source) step.source[i] = where;
+  else step.sink[i - fold.sources(op)] = where;
   return true;
 }
 
@@ -122,114 +91,147 @@ template <class T, Op OP> __device__ __forceinline__ void describe_step(const rl
   choose_path<T>(step);
 }
 
-// Finds the next fold that has such a tile, waits for its operands and describes it in b.step. Run by the first warp.
-template <class T, Op OP> __device__ __forceinline__ void next_step(const rl_op& op, Block& b) {
-  // A copy of what moves; the rest of the cursor is read where it is needed.
-  uint64_t done = b.at.done;
-  uint32_t index = b.at.index;
-  Fold fold = b.at.fold;
-  Span part;
-  bool ok = !b.at.given_up;
-  for (;; fold = fold.next(op), index++) {
-    if (index == b.at.folds) {
-      done += op.tile;
-      index = 0;
-      fold = b.at.first;
+// The feeder: one warp that walks through the worker's folds, tile by tile, waits for the operands of each and hands it
+// to the movers. It keeps its place in registers.
+template <class T, Op OP> __device__ __forceinline__ void feed(const rl_op& op, Block& b, uint64_t epoch) {
+  const uint32_t thread = threadIdx.x % 32, lane = blockIdx.x / op.workers;
+  const uint32_t word = op.first_word[blockIdx.x % op.workers], ends = op.words[word];
+  const uint32_t folds = op.words[word + 1 + ends];
+  const Fold first{word + 2 + ends};
+  const uint64_t base = epoch << RL_SLOT_BITS;
+  bool ok = thread >= ends || open_end(op, epoch, op.words[word + 1 + thread], lane, b.ends[thread]);
+  ok = __all_sync(~0u, ok);
+
+  uint64_t longest = 0;  // elements of the worker's longest chunk
+  Fold fold = first;
+  for (uint32_t i = 0; i < folds; i++, fold = fold.next(op)) {
+    const Span s = lane_span<T>(op, fold.chunk(op), lane);
+    longest = max(longest, s.end - s.begin);
+  }
+
+  uint32_t steps = 0;
+  bool taken = false;  // whether the next step's place is ours
+  const auto take = [&]() -> uint32_t {
+    if (!taken && steps >= 2) barrier_wait(FREE + steps % 2, 64);
+    taken = true;
+    return steps % 2;
+  };
+  const auto hand_on = [&] {
+    __syncwarp();
+    barrier_arrive(FULL + steps % 2, RL_THREADS + 32);
+    taken = false;
+    steps++;
+  };
+  for (uint64_t done = 0; ok && done < longest; done += op.tile) {
+    fold = first;
+    for (uint32_t i = 0; ok && i < folds; i++, fold = fold.next(op)) {
+      const Span part = lane_span<T>(op, fold.chunk(op), lane);
+      const uint64_t begin = part.begin + done;
+      if (begin >= part.end) continue;
+      const uint32_t which = take();
+      Step& step = b.steps[which];
+      const bool deferred = op.flags & RL_OP_LENT && fold.has(op, RL_FOLD_DEFER);
+      if (thread < fold.sources(op) + fold.sinks(op)) {
+        ok = ready_operand(op, b, step, fold, thread, begin * sizeof(T), base, deferred);
+      }
+      ok = __all_sync(~0u, ok);
+      if (!ok) break;
+      if (thread == 0) {
+        b.folds[which] = fold;
+        b.deferred[which] = deferred;
+        step.count = uint32_t(min(part.end - begin, uint64_t(op.tile)));
+        describe_step<T, OP>(op, step, fold);
+      }
+      hand_on();
     }
-    ok = ok && done < b.at.longest;
-    if (!ok) break;
-    part = lane_span<T>(op, fold.chunk(op), b.at.lane);
-    part.begin += done;
-    if (part.begin < part.end) break;
   }
-  const uint32_t count = uint32_t(min(part.end - part.begin, uint64_t(op.tile)));
-  const bool deferred = ok && op.flags & RL_OP_LENT && fold.has(op, RL_FOLD_DEFER);
-  __syncwarp();
-  if (threadIdx.x == 0) {
-    b.at.done = done;
-    b.at.index = index;
-    b.at.fold = fold;
-    b.at.deferred = deferred;
-    b.step.count = count;
-  }
-  __syncwarp();
-  if (ok && threadIdx.x < fold.sources(op) + fold.sinks(op)) {
-    ok = ready_operand(op, b, fold, threadIdx.x, part.begin * sizeof(T), deferred);
-  }
-  ok = !__any_sync(~0u, !ok);
-  if (threadIdx.x == 0) {
-    b.step.path = END;
-    if (ok) describe_step<T, OP>(op, b.step, b.at.fold);
+  const uint32_t last = take();
+  if (thread == 0) b.steps[last].path = END;
+  hand_on();
+
+  // The waits that were put off; the others are already satisfied. A peer that failed ends them by the abort word. A link
+  // that nothing went through still shows an earlier operation's count.
+  if (ok && thread < ends && !b.ends[thread].produces && b.ends[thread].passed != 0) {
+    wait_for(b.ends[thread].seen, base + b.ends[thread].passed, op.abort_word);
   }
 }
 
-// Publishes the fold's sinks and frees its sources. Run by the first warp.
-__device__ __forceinline__ void finish_step(const rl_op& op, Block& b) {
-  const Fold fold = b.at.fold;
-  const uint32_t i = threadIdx.x;
-  if (i < fold.sources(op) + fold.sinks(op) && fold.kind(op, i) >= RL_KIND_LINK) {
-    End& end = b.ends[fold.end(op, i)];
-    end.passed++;
-    if (!b.at.deferred) store_release(end.post, b.at.base + end.passed);
+// The movers: the warps that carry out one step after the other.
+template <class T, Op OP> __device__ __forceinline__ void move_data(const rl_op& op, Block& b) {
+  for (uint32_t which = 0;; which ^= 1) {
+    barrier_wait(FULL + which, RL_THREADS + 32);
+    const bool end = b.steps[which].path == END;
+    if (!end) fold<T, OP>(op, b.steps[which]);
+    barrier_arrive(DONE + which, RL_THREADS + 32);
+    if (end) return;
   }
-  __syncwarp();
-  if (i == 0) {
-    b.at.fold = fold.next(op);
-    b.at.index++;
+}
+
+// The poster: one warp that publishes the sinks of each finished step and frees its sources. The fence this takes costs a
+// round trip on the wire, which the movers do not wait for.
+__device__ __forceinline__ void post(const rl_op& op, Block& b, uint64_t epoch) {
+  const uint32_t i = threadIdx.x % 32;
+  const uint64_t base = epoch << RL_SLOT_BITS;
+  for (uint32_t which = 0;; which ^= 1) {
+    barrier_wait(DONE + which, RL_THREADS + 32);
+    if (b.steps[which].path == END) return;
+    const Fold fold = b.folds[which];
+    const bool deferred = b.deferred[which];
+    __syncwarp();
+    barrier_arrive(FREE + which, 64);
+    if (i < fold.sources(op) + fold.sinks(op) && fold.kind(op, i) >= RL_KIND_LINK) {
+      End& end = b.ends[fold.end(op, i)];
+      const uint32_t posted = ++end.posted;
+      if (!deferred) store_release(end.post, base + posted);
+    }
+    __syncwarp();
   }
-  __syncwarp();
+}
+
+// The operation's number. Only a communicator of one rank has no state; its program has no links either.
+__device__ __forceinline__ uint64_t current_epoch(const rl_op& op) {
+  const auto* state = reinterpret_cast<const rl_state*>(op.state);
+  return state ? load_relaxed(&state->epoch) + 1 : 0;
 }
 
 template <class T, Op OP> __device__ __forceinline__ void run_program(const rl_op& op) {
   __shared__ Block b;
   wait_predecessor();
   allow_successor();
-  const bool driver = threadIdx.x < 32;
-  if (driver) {
-    // Only a communicator of one rank has no state; its program has no links either.
-    const auto* state = reinterpret_cast<const rl_state*>(op.state);
-    const uint64_t epoch = state ? load_relaxed(&state->epoch) + 1 : 0;
-    if (state && blockIdx.x == 0) post_headers(op, epoch);
-    const bool ok = begin_program<T>(op, b, epoch);
-    if (threadIdx.x == 0) b.at.given_up = !ok;
-    __syncwarp();
-  }
-  for (;;) {
-    if (driver) next_step<T, OP>(op, b);
-    __syncthreads();
-    if (b.step.path == END) break;
-    fold<T, OP>(op, b.step);
-    __syncthreads();
-    if (driver) finish_step(op, b);
-  }
-  if (driver && op.state) {
-    // The waits that were put off; the others are already satisfied. A peer that failed ends them by the abort word. A
-    // link that nothing went through still shows an earlier operation's count.
-    const End& end = b.ends[threadIdx.x];
-    if (threadIdx.x < b.at.ends && !end.produces && end.passed != 0) {
-      wait_for(end.seen, b.at.base + end.passed, op.abort_word);
+  if (threadIdx.x < RL_THREADS) {
+    move_data<T, OP>(op, b);
+  } else if (threadIdx.x < RL_THREADS + 32) {
+    const uint64_t epoch = current_epoch(op);
+    if (epoch != 0 && blockIdx.x == 0) {
+      if (renew_flags(op, RL_REGION_BOXES, epoch, threadIdx.x % 32, 32)) __syncwarp();
+      post_headers(op, epoch);
     }
-    __syncwarp();
-    auto* state = reinterpret_cast<rl_state*>(op.state);
-    if (threadIdx.x == 0) {
-      // The last block to finish completes the operation.
-      __threadfence();
-      if (atomicAdd(&state->blocks, 1u) + 1 == gridDim.x) {
-        state->blocks = 0;
-        store_relaxed(&state->epoch, b.at.base >> RL_SLOT_BITS);
-      }
+    feed<T, OP>(op, b, epoch);
+  } else {
+    post(op, b, current_epoch(op));
+  }
+  auto* state = reinterpret_cast<rl_state*>(op.state);
+  if (!state) return;
+  // The last block to finish completes the operation.
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    if (atomicAdd(&state->blocks, 1u) + 1 == gridDim.x) {
+      state->blocks = 0;
+      store_relaxed(&state->epoch, load_relaxed(&state->epoch) + 1);
     }
   }
 }
 
 }  // namespace rl
 
-// Defines the four program kernels of one element type; the unit's name says which.
+// Defines the kernels of one element type; the unit's name says which.
 #define RL_KERNEL(NAME, T, OP)                                                                              \
-  extern "C" __global__ void __launch_bounds__(RL_THREADS, 2) NAME(const __grid_constant__ rl_op op) { \
+  extern "C" __global__ void __launch_bounds__(RL_BLOCK, 2) NAME(const __grid_constant__ rl_op op) { \
     rl::run_program<T, OP>(op);                                                                             \
   }
 #define RL_UNIT(T)                     \
+  RL_EXCHANGES(T)                      \
   RL_KERNEL(fold_sum, T, rl::Op::Sum)   \
   RL_KERNEL(fold_prod, T, rl::Op::Prod) \
   RL_KERNEL(fold_min, T, rl::Op::Min)   \

@@ -135,7 +135,8 @@ fn streams_may_change() {
     let ranks = Ranks::new(2, devices, &Config::new());
     let others: Vec<_> = ranks.streams.iter().map(|s| s.context().new_stream().unwrap()).collect();
     let count = 1 << 18;
-    let mut buffers: Vec<_> = ranks.streams.iter().map(|s| s.clone_htod(&vec![1f64; count]).unwrap()).collect();
+    let mut buffers: Vec<_> =
+        ranks.streams.iter().map(|s| s.clone_htod(&vec![1f64; count]).unwrap()).collect();
     for round in 0..20 {
         for (((c, s), other), b) in ranks.each().zip(&others).zip(&mut buffers) {
             let stream = if round % 2 == 0 { s } else { other };
@@ -168,7 +169,8 @@ fn different_calls_are_reported() {
     let text = error.to_string();
     assert!(matches!(error, Error::Mismatch { .. }), "{text}");
     assert!(text.contains("1024") && text.contains("512"), "{text}");
-    let again = ranks.comms[0].on(&ranks.streams[0]).unwrap().all_reduce_in_place(&mut first[0], ReduceOp::Sum);
+    let again =
+        ranks.comms[0].on(&ranks.streams[0]).unwrap().all_reduce_in_place(&mut first[0], ReduceOp::Sum);
     assert!(again.is_err(), "the communicator has failed");
 }
 
@@ -211,7 +213,8 @@ fn dropping_a_rank_ends_what_waits_for_it() {
     assert!(started.elapsed() < Duration::from_secs(2));
     // What every rank has enqueued still finishes.
     let ranks = Ranks::new(2, devices, &Config::new());
-    let mut buffers: Vec<_> = ranks.streams.iter().map(|s| s.clone_htod(&vec![2i32; 1 << 20]).unwrap()).collect();
+    let mut buffers: Vec<_> =
+        ranks.streams.iter().map(|s| s.clone_htod(&vec![2i32; 1 << 20]).unwrap()).collect();
     for ((c, s), b) in ranks.each().zip(&mut buffers) {
         c.on(s).unwrap().all_reduce_in_place(b, ReduceOp::Prod).unwrap();
     }

@@ -1,7 +1,7 @@
 //! Several ranks' calls from one thread.
 
-use super::cpu::{Member, Ready};
 use super::Communicator;
+use super::cpu::{Member, Ready};
 use crate::engine::host::{Queue, run_group};
 use crate::error::Result;
 use crate::types::{Collective, Element, ReduceOp};

@@ -38,8 +38,12 @@ pub use on_stream::OnStream;
 
 use std::io::Write as _;
 
-use crate::error::{Error, Result};
-use crate::types::{Collective, DataType, Element, ReduceOp};
+#[cfg(feature = "cuda")]
+use crate::error::Error;
+use crate::error::Result;
+#[cfg(feature = "cuda")]
+use crate::types::DataType;
+use crate::types::{Collective, Element, ReduceOp};
 
 /// One rank's handle of a communicator.
 ///
@@ -71,7 +75,7 @@ impl Communicator {
     /// Makes a communicator of `ranks` CPU ranks in this process, 1 to 128, and returns the handle of each in order.
     ///
     /// # Errors
-    /// [`Error::InvalidValue`](crate::Error::InvalidValue) if the number of ranks or a setting is out of range.
+    /// [`Error::InvalidValue`] if the number of ranks or a setting is out of range.
     pub fn cpu(ranks: usize, config: &Config) -> Result<Vec<Communicator>> {
         let members = cpu::Member::create(ranks, config)?;
         if config.wants_info() {

@@ -45,7 +45,11 @@ impl OnStream<'_> {
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
-    pub fn all_reduce_in_place<T: Element, B: DevicePtrMut<T>>(&self, buffer: &mut B, op: ReduceOp) -> Result<()> {
+    pub fn all_reduce_in_place<T: Element, B: DevicePtrMut<T>>(
+        &self,
+        buffer: &mut B,
+        op: ReduceOp,
+    ) -> Result<()> {
         self.run_in_place("all_reduce_in_place", Collective::AllReduce, op, buffer)
     }
 
@@ -113,7 +117,11 @@ impl OnStream<'_> {
     ///
     /// # Errors
     /// As [`broadcast`](Self::broadcast).
-    pub fn broadcast_in_place<T: Element, B: DevicePtrMut<T>>(&self, buffer: &mut B, root: usize) -> Result<()> {
+    pub fn broadcast_in_place<T: Element, B: DevicePtrMut<T>>(
+        &self,
+        buffer: &mut B,
+        root: usize,
+    ) -> Result<()> {
         self.run_in_place("broadcast_in_place", Collective::Broadcast { root }, ReduceOp::Sum, buffer)
     }
 
@@ -199,7 +207,8 @@ impl OnStream<'_> {
         caller.operation(collective, T::DTYPE, op)?;
         let count = caller.separate(collective, send.map(|s| s.len()), recv.as_ref().map(|r| r.len()))?;
         // What this rank does not use is not looked at.
-        let send = send.filter(|_| !matches!(collective, Collective::Broadcast { root } if root != caller.rank));
+        let send =
+            send.filter(|_| !matches!(collective, Collective::Broadcast { root } if root != caller.rank));
         let recv = recv.filter(|_| !matches!(collective, Collective::Reduce { root } if root != caller.rank));
         if let Some(s) = send {
             self.check_context(call, "send", s)?;

@@ -37,7 +37,7 @@ impl Launch {
         if lanes == 0 || depth == 0 {
             return Err(Error::invalid_value("lanes, depth", format!("{lanes}, {depth}"), "at least 1 each"));
         }
-        verify(&schedule, depth)?;
+        crate::schedule::verify(&schedule, depth)?;
         Ok(Launch { schedule, lanes, tile_bytes, depth })
     }
 
@@ -60,10 +60,6 @@ impl Launch {
     pub(crate) fn depth(&self) -> u32 {
         self.depth
     }
-}
-
-fn verify(_schedule: &Schedule, _depth: u32) -> Result<()> {
-    Ok(())
 }
 
 /// What a rank called: everything that must be the same on all ranks of an operation.

@@ -238,8 +238,8 @@ mod tests {
         let short = TreeSpec { parent: vec![None], ..good.clone() };
         refuse(Collective::AllReduce, &[short], "each of 3 ranks");
         refuse(Collective::AllReduce, &[TreeSpec { weight: 0, ..good.clone() }], "weight");
-        refuse(Collective::Broadcast { root: 1 }, &[good.clone()], "tree 0 root");
-        refuse(Collective::AllGather, &[good.clone()], "root 1");
+        refuse(Collective::Broadcast { root: 1 }, std::slice::from_ref(&good), "tree 0 root");
+        refuse(Collective::AllGather, std::slice::from_ref(&good), "root 1");
         refuse(Collective::AllReduce, &[], "channels");
     }
 }

@@ -78,6 +78,16 @@ impl DeviceMemory {
         Ok(memory)
     }
 
+    /// Writes a plain structure to its beginning.
+    pub(crate) fn write<T: Copy>(&self, who: Who, value: &T) -> Result<()> {
+        assert!(size_of::<T>() <= self.bytes, "within the memory");
+        self.context.bind_to_thread().map_err(|e| who.error("cuCtxSetCurrent", e))?;
+        // SAFETY: the destination holds as many bytes as the source; nothing runs on it yet.
+        let status =
+            unsafe { sys::cuMemcpyHtoD_v2(self.address, (&raw const *value).cast(), size_of::<T>()) };
+        who.check("cuMemcpyHtoD_v2", status)
+    }
+
     /// The first byte, in the unified address space.
     pub(crate) fn address(&self) -> u64 {
         self.address
@@ -146,7 +156,10 @@ impl HostMemory {
 
     /// Copies a plain structure out of it.
     pub(crate) fn read<T: Copy>(&self, byte: usize) -> T {
-        assert!(byte.is_multiple_of(align_of::<T>()) && byte + size_of::<T>() <= self.bytes, "within the memory");
+        assert!(
+            byte.is_multiple_of(align_of::<T>()) && byte + size_of::<T>() <= self.bytes,
+            "within the memory"
+        );
         // SAFETY: aligned and in bounds; `T` is a plain structure of integers from abi.rs, any bits are valid.
         unsafe { self.pointer.add(byte).cast::<T>().read_volatile() }
     }
@@ -220,9 +233,8 @@ pub(crate) fn describe_pointer(address: u64) -> Option<Pointer> {
     ];
     let mut data: [*mut c_void; 2] = [(&raw mut pool).cast(), (&raw mut legacy).cast()];
     // SAFETY: two attributes, two destinations of the types the driver documents for them.
-    let status = unsafe {
-        sys::cuPointerGetAttributes(2, attributes.as_mut_ptr(), data.as_mut_ptr(), address)
-    };
+    let status =
+        unsafe { sys::cuPointerGetAttributes(2, attributes.as_mut_ptr(), data.as_mut_ptr(), address) };
     (status == sys::CUresult::CUDA_SUCCESS).then_some(Pointer { pool, legacy: legacy != 0 })
 }
 
@@ -282,7 +294,12 @@ impl<P> KernelLaunch<'_, P> {
         let mut parameters = [(&raw const *self.parameter).cast_mut().cast::<c_void>()];
         // SAFETY: the caller vouches for the kernel and its parameter; the driver copies the parameter before it returns.
         let status = unsafe {
-            sys::cuLaunchKernelEx(&config, self.function.function, parameters.as_mut_ptr(), std::ptr::null_mut())
+            sys::cuLaunchKernelEx(
+                &config,
+                self.function.function,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
         };
         who.check("cuLaunchKernelEx", status)
     }
@@ -352,6 +369,29 @@ pub(crate) fn is_capturing(who: Who, stream: &CudaStream) -> Result<bool> {
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
+/// While it lives, this thread may make calls that do not touch the captured stream.
+#[derive(Debug)]
+pub(crate) struct RelaxedCapture {
+    previous: sys::CUstreamCaptureMode,
+}
+
+impl RelaxedCapture {
+    /// Relaxes the thread's capture mode.
+    pub(crate) fn enter() -> Self {
+        let mut previous = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges a thread-local setting with `previous`, which outlives the call.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut previous) };
+        RelaxedCapture { previous }
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // SAFETY: puts back what `enter` found.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.previous) };
+    }
+}
+
 /// Whether everything enqueued on the stream has finished. Errors count as finished: nothing runs any more.
 pub(crate) fn is_idle(stream: &CudaStream) -> bool {
     // SAFETY: the stream is alive.
@@ -372,9 +412,8 @@ pub(crate) unsafe fn copy(who: Who, stream: &CudaStream, to: u64, from: u64, byt
 pub(crate) fn bus_id(who: Who, context: &CudaContext) -> Result<String> {
     let mut text = [0i8; 32];
     // SAFETY: the buffer's length is passed along.
-    let status = unsafe {
-        sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, context.cu_device())
-    };
+    let status =
+        unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, context.cu_device()) };
     who.check("cuDeviceGetPCIBusId", status)?;
     Ok(text.iter().take_while(|&&c| c != 0).map(|&c| c as u8 as char).collect::<String>().to_lowercase())
 }

@@ -67,7 +67,9 @@ pub(crate) fn lower(schedule: &Schedule, numbering: &Numbering, rank: usize) -> 
         }
         Err(Error::NoPlan {
             request: schedule.name(),
-            reason: format!("rank {rank} would need {have} {what}, the device program holds {most}; use fewer channels"),
+            reason: format!(
+                "rank {rank} would need {have} {what}, the device program holds {most}; use fewer channels"
+            ),
         })
     };
     let workers = &schedule.workers[rank];

@@ -22,7 +22,7 @@ mod wiring;
 
 use super::Schedule;
 use crate::error::{Error, Result};
-use wiring::Wiring;
+pub(super) use wiring::{FoldIndex, Wiring};
 
 /// Proves a schedule right for links of `depth` slots; see the [module documentation](self).
 ///

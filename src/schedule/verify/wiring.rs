@@ -5,35 +5,35 @@ use crate::schedule::{ChunkId, Fold, LinkId, MAX_RANKS, Schedule, Sink, Source};
 use crate::types::Collective;
 
 /// Index of a fold among all folds of the schedule, counted by rank, worker and position.
-pub(super) type FoldIndex = usize;
+pub(in crate::schedule) type FoldIndex = usize;
 
 /// Where a fold stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) rank: usize,
-    pub(super) worker: usize,
-    pub(super) fold: usize,
+pub(in crate::schedule) struct Place {
+    pub(in crate::schedule) rank: usize,
+    pub(in crate::schedule) worker: usize,
+    pub(in crate::schedule) fold: usize,
 }
 
 /// The folds that use a link, in the order in which they do.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Uses {
-    pub(super) fills: Vec<FoldIndex>,
-    pub(super) drains: Vec<FoldIndex>,
+pub(in crate::schedule) struct Uses {
+    pub(in crate::schedule) fills: Vec<FoldIndex>,
+    pub(in crate::schedule) drains: Vec<FoldIndex>,
 }
 
 /// A well-formed schedule with its folds numbered and its links resolved.
-pub(super) struct Wiring<'a> {
-    pub(super) schedule: &'a Schedule,
-    pub(super) places: Vec<Place>,
-    pub(super) uses: Vec<Uses>,
+pub(in crate::schedule) struct Wiring<'a> {
+    pub(in crate::schedule) schedule: &'a Schedule,
+    pub(in crate::schedule) places: Vec<Place>,
+    pub(in crate::schedule) uses: Vec<Uses>,
     /// For each fold and each of its sources the fold that fills the slot, if the source is a link.
-    pub(super) suppliers: Vec<Vec<Option<FoldIndex>>>,
+    pub(in crate::schedule) suppliers: Vec<Vec<Option<FoldIndex>>>,
 }
 
 impl<'a> Wiring<'a> {
     /// Checks the data of a schedule, all that can be said without running it.
-    pub(super) fn new(schedule: &'a Schedule) -> Verdict<Self> {
+    pub(in crate::schedule) fn new(schedule: &'a Schedule) -> Verdict<Self> {
         check_frame(schedule)?;
         check_chunks(schedule)?;
         let mut wiring = Wiring {
@@ -64,25 +64,25 @@ impl<'a> Wiring<'a> {
         Ok(wiring)
     }
 
-    pub(super) fn fold(&self, index: FoldIndex) -> &'a Fold {
+    pub(in crate::schedule) fn fold(&self, index: FoldIndex) -> &'a Fold {
         let p = self.places[index];
         &self.schedule.workers[p.rank][p.worker].folds[p.fold]
     }
 
     /// `rank 2 worker 0 fold 3 (copy chunk 1: input => link 0 (2->3))`.
-    pub(super) fn name(&self, index: FoldIndex) -> String {
+    pub(in crate::schedule) fn name(&self, index: FoldIndex) -> String {
         let p = self.places[index];
         let words = self.schedule.describe_fold(self.fold(index));
         format!("rank {} worker {} fold {} ({words})", p.rank, p.worker, p.fold)
     }
 
     /// `chunk 3 (block 0 [1..2)/4)`.
-    pub(super) fn chunk_name(&self, chunk: ChunkId) -> String {
+    pub(in crate::schedule) fn chunk_name(&self, chunk: ChunkId) -> String {
         format!("chunk {} ({})", chunk.0, self.schedule.chunks[chunk.0 as usize])
     }
 
     /// The ranks whose contributions belong into a chunk's result, as a set of bits.
-    pub(super) fn contributors(&self, chunk: ChunkId) -> u128 {
+    pub(in crate::schedule) fn contributors(&self, chunk: ChunkId) -> u128 {
         match self.schedule.collective {
             Collective::AllGather => 1 << self.schedule.chunks[chunk.0 as usize].block,
             Collective::Broadcast { root } => 1 << root,
@@ -91,12 +91,12 @@ impl<'a> Wiring<'a> {
     }
 
     /// Whether the rank's input buffer has the chunk.
-    pub(super) fn has_input(&self, rank: usize, chunk: ChunkId) -> bool {
+    pub(in crate::schedule) fn has_input(&self, rank: usize, chunk: ChunkId) -> bool {
         self.contributors(chunk) >> rank & 1 == 1
     }
 
     /// Whether the rank's output buffer has the chunk.
-    pub(super) fn has_output(&self, rank: usize, chunk: ChunkId) -> bool {
+    pub(in crate::schedule) fn has_output(&self, rank: usize, chunk: ChunkId) -> bool {
         match self.schedule.collective {
             Collective::ReduceScatter => self.schedule.chunks[chunk.0 as usize].block as usize == rank,
             Collective::Reduce { root } => root == rank,
