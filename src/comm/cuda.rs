@@ -259,22 +259,15 @@ impl Member {
         self.shared.abort();
     }
 
-    /// Prints how this rank reaches the next one of the ring, once for each channel, as NCCL does.
-    pub(crate) fn print_channels(&self) {
-        if self.ranks() == 1 {
-            return;
-        }
-        let next = (self.rank + 1) % self.ranks();
-        let transport =
-            self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(self.rank, next));
+    /// How this rank reaches the next one, once for each channel.
+    pub(crate) fn channels(&self) -> Vec<String> {
+        let (from, ranks) = (self.rank, self.ranks());
+        let to = (from + 1) % ranks;
+        let channels = if ranks == 1 { 0 } else { self.shared.config.channels.unwrap_or(1) };
+        let transport = self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(from, to));
         let label = |rank: usize| format!("{rank}[{}]", self.shared.endpoints[rank].short_bus());
-        for channel in 0..self.shared.config.channels.unwrap_or(1) {
-            eprintln!(
-                "ringleader INFO Channel {channel:02} : {} -> {} via {transport}",
-                label(self.rank),
-                label(next)
-            );
-        }
+        let line = |c| format!("Channel {c:02} : {} -> {} via {transport}", label(from), label(to));
+        (0..channels).map(line).collect()
     }
 
     fn endpoint(&self) -> &Endpoint {
