@@ -322,7 +322,8 @@ fn encodings_mix() {
     let _turn = gpu::turn();
     let ranks = Ranks::new(2, devices, &Config::new().timeout(Duration::from_secs(10)));
     let counts = [1, 100_000, 3_000_000, 7, 7, 2_000_000, 5000, 1];
-    let mut buffers: Vec<_> = ranks.streams.iter().map(|s| s.clone_htod(&vec![1i32; 3_000_000]).unwrap()).collect();
+    let mut buffers: Vec<_> =
+        ranks.streams.iter().map(|s| s.clone_htod(&vec![1i32; 3_000_000]).unwrap()).collect();
     for round in 0..8 {
         for ((c, s), b) in ranks.each().zip(&mut buffers) {
             for count in counts {

@@ -251,7 +251,11 @@ impl std::str::FromStr for Encoding {
             "bulk" | "simple" => Ok(Encoding::Bulk),
             "packet16" | "ll" => Ok(Encoding::Packet16),
             "packet128" | "ll128" => Ok(Encoding::Packet128),
-            _ => Err(Error::invalid_value("encoding", text, "bulk (Simple), packet16 (LL) or packet128 (LL128)")),
+            _ => Err(Error::invalid_value(
+                "encoding",
+                text,
+                "bulk (Simple), packet16 (LL) or packet128 (LL128)",
+            )),
         }
     }
 }
