@@ -18,8 +18,8 @@ use crate::schedule::{self, Encoding, Request};
 use crate::transport::gpu::{Allowed, Endpoint, Layout, Transport, Wiring};
 use crate::types::{Collective, DataType, ReduceOp};
 
-/// Blocks of all ranks on one device together: at two a multiprocessor all of them are resident at once on every GPU
-/// the kernels are built for, with room for a second communicator.
+/// Most blocks of all ranks on one device together. They must all be resident at once, so it is also at most one for each
+/// multiprocessor, which every kernel is compiled to fit; most fit two, which leaves room for a second communicator.
 const BLOCKS_PER_DEVICE: u32 = 128;
 
 /// Up to so many bytes of a block, packets of 16 bytes are quicker than lines of 128.
@@ -81,7 +81,13 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
         })
         .collect::<Result<Vec<_>>>()?;
     let crowd = |e: &Endpoint| endpoints.iter().filter(|o| o.bus_id == e.bus_id).count() as u32;
-    let blocks_per_rank = BLOCKS_PER_DEVICE / endpoints.iter().map(crowd).max().unwrap_or(1);
+    let mut blocks_per_rank = BLOCKS_PER_DEVICE;
+    for e in &endpoints {
+        let count = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = e.context.attribute(count).map_err(|error| e.who.error("cuDeviceGetAttribute", error))?;
+        blocks_per_rank = blocks_per_rank.min(BLOCKS_PER_DEVICE.min(count as u32) / crowd(e));
+    }
+    let blocks_per_rank = blocks_per_rank.max(1);
     let mut early = endpoints.iter().all(|e| crowd(e) == 1);
     for e in &endpoints {
         early &=
