@@ -179,10 +179,15 @@ impl Memory {
         self.bytes
     }
 
-    /// The address of a byte.
-    pub(super) fn address(&self, byte: usize) -> u64 {
-        assert!(byte <= self.bytes, "within the memory");
+    /// The address of a byte that has so many bytes from it on.
+    pub(super) fn place(&self, byte: usize, bytes: usize) -> u64 {
+        self.check(byte, bytes);
         self.address + byte as u64
+    }
+
+    /// The stream that all work on it goes through.
+    pub(super) fn stream(&self) -> &CudaStream {
+        &self.gpu.stream
     }
 
     /// Elements from a byte on.

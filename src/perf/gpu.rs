@@ -283,16 +283,12 @@ impl GpuRanks {
             (contender.library, &self.nccl, &contender.operators)
         {
             let size = size_of::<T>();
+            let Buffers { send, recv } = buffers;
             let (send, recv) = match case.in_place {
-                true => (
-                    buffers.recv.address(byte + input.start * size),
-                    buffers.recv.address(byte + output.start * size),
-                ),
-                false => (buffers.send.address(byte), buffers.recv.address(byte)),
+                true => ((recv, byte + input.start * size), (recv, byte + output.start * size)),
+                false => ((send, byte), (recv, byte)),
             };
-            // SAFETY: a place of both buffers holds a whole message of the case; buffers are freed after the stream
-            // has become idle.
-            return unsafe { nccl.enqueue(case, rank, operators, (send, recv), stream) };
+            return nccl.enqueue(case, rank, operators, send, recv);
         }
         let on = self.comms[rank].on(stream)?;
         if case.in_place {

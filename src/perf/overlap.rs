@@ -173,6 +173,11 @@ mod tests {
             product_beside: 5.5e-3,
         };
         let nccl = Overlap { library: "NCCL", lanes: None, ..ours.clone() };
-        insta::assert_snapshot!(format!("{}{}\n{}", Overlap::header(), ours.line(), nccl.line()), @"");
+        let table = format!("{}{}\n{}", Overlap::header(), ours.line(), nccl.line());
+        insta::assert_snapshot!(table, @r"
+        #     size (B)     library  lanes  call (us)     beside     slowed    product     beside     slowed
+              67108864  ringleader      8      200.0      250.0      1.25x     5000.0     5500.0      1.10x
+              67108864        NCCL      -      200.0      250.0      1.25x     5000.0     5500.0      1.10x
+        ");
     }
 }
