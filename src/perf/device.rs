@@ -256,10 +256,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() && self.gpu.wait().is_ok() {
-            if let Some(free) = self.free.take() {
-                free(self.address);
-            }
+        // Memory that a kernel may still use is kept for ever.
+        if self.gpu.bind().is_ok()
+            && self.gpu.wait().is_ok()
+            && let Some(free) = self.free.take()
+        {
+            free(self.address);
         }
     }
 }
