@@ -46,6 +46,7 @@ pub mod ring;
 pub mod simulate;
 pub mod tree;
 pub mod verify;
+mod weigh;
 
 pub use chunk::{CHUNK_ALIGN, Chunk, Share, lane_range};
 pub use verify::verify;
