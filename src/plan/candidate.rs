@@ -4,7 +4,7 @@ use super::machine::{Machine, Trees};
 use super::rings::Rings;
 use super::tree::{Forest, Tree};
 use crate::schedule::forest::TreeSpec;
-use crate::schedule::simulate::{Path, Placement};
+use crate::schedule::simulate::Path;
 use crate::schedule::{self, Request, Schedule};
 use crate::{Collective, Result};
 
