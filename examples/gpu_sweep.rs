@@ -33,7 +33,8 @@ mod sweep {
 
     pub(crate) fn run() -> Outcome {
         let quick = std::env::args().any(|a| a == "quick");
-        let contexts = [CudaContext::new(0)?, CudaContext::new(1)?];
+        let second = (CudaContext::device_count()? > 1) as usize;
+        let contexts = [CudaContext::new(0)?, CudaContext::new(second)?];
         let mut gpus =
             Gpus { streams: Vec::new(), send: Vec::new(), recv: Vec::new(), addresses: Vec::new() };
         for c in &contexts {

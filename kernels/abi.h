@@ -22,12 +22,20 @@
  *   header line        written by the peer at the start of each operation (rl_header)
  *   credit lines       one for each link to the peer: slots the peer has consumed; written by the peer
  *   tail lines         one for each link from the peer: slots the peer has filled; written by the peer
+ *   packet boxes       two for packet16, two for packet128: what the peer sends in operations of even and odd number
  *   FIFO data          slots of the links from the peer; written by the peer
  * so a rank polls only memory of its own, and everything that crosses the wire is a write. */
 #define RL_REGION_LINKS 256u /* links between a pair of ranks, each direction, lanes counted */
 #define RL_REGION_CREDITS RL_LINE
 #define RL_REGION_TAILS (RL_REGION_CREDITS + RL_REGION_LINKS * RL_LINE)
-#define RL_REGION_DATA (RL_REGION_TAILS + RL_REGION_LINKS * RL_LINE)
+#define RL_REGION_BOXES (RL_REGION_TAILS + RL_REGION_LINKS * RL_LINE)
+
+/* Packets carry their own flags, so that data needs no fence: 16 bytes of which 8 are data, or 128 of which 120 are.
+ * Boxes hold packets only, ever: anything else could be mistaken for a flag. */
+#define RL_EXCHANGE_THREADS 512u /* threads of a block that move packets */
+#define RL_EXCHANGE_BLOCK 544u   /* all threads: one more warp keeps the books */
+#define RL_BOX16_BYTES 131072u   /* bytes of one packet16 box: 64 KiB of data */
+#define RL_LINE_DATA 120u        /* data bytes of a packet128 */
 
 /* What a rank tells each peer at the start of an operation. The first two words are each written by one store and carry
  * the operation's number, so that no order between them matters. */
@@ -45,9 +53,10 @@ typedef struct rl_peer {
 
 /* Device-resident state of one rank: what lets a captured operation be replayed. */
 typedef struct rl_state {
-  uint64_t epoch;  /* operations completed */
-  uint32_t blocks; /* blocks of the running operation that are done */
-  uint32_t failed; /* set by the first thread that reports an error */
+  uint64_t epoch;        /* operations completed */
+  uint64_t packet_epoch; /* the last of them that was an exchange */
+  uint32_t blocks;       /* blocks of the running operation that are done */
+  uint32_t failed;       /* set by the first thread that reports an error */
 } rl_state;
 
 /* Why a kernel gave up, in mapped host memory. */
@@ -98,10 +107,38 @@ typedef struct rl_op {
   uint32_t depth_lent;   /* slots of a link whose consumer has */
   uint32_t flags;        /* RL_OP_* */
   uint32_t digest;       /* of `call`: equal for equal calls */
+  uint64_t fifo; /* bytes from a region's beginning to its FIFO data */
   rl_peer peers[RL_MAX_RANKS];
   uint64_t bounds[RL_MAX_CHUNKS + 1]; /* element at which each chunk begins, and the message's end */
   uint16_t first_word[RL_MAX_WORKERS];
   uint16_t words[RL_MAX_WORDS];
 } rl_op;
+
+/* One rank's part of an exchange: a collective of one step, done with packets. Every rank sends to each peer in `sends`
+ * its input, or the peer's block of it, and combines or collects what the peers in `receives` send. */
+#define RL_EXCHANGE_BLOCKS 16u /* each peer gets its own block of the input (reduce_scatter) */
+#define RL_EXCHANGE_GATHER 32u /* each peer's data goes to its own block of the output, uncombined (all_gather) */
+#define RL_EXCHANGE_COPY 64u   /* the output is what the one peer in `receives` sends, or the input (broadcast) */
+#define RL_EXCHANGE_SILENT 128u /* this rank has no output (reduce) */
+typedef struct rl_exchange {
+  uint64_t input;
+  uint64_t output;
+  uint64_t state;
+  uint64_t abort_word;
+  uint64_t report;
+  uint64_t call[2];
+  uint64_t scale;
+  uint64_t count;    /* elements of a block */
+  uint64_t box;      /* bytes from a region's beginning to the box of even operations */
+  uint64_t box_size; /* bytes from there to the box of odd operations */
+  uint64_t boxes16;  /* bytes from a region's beginning to the packet16 boxes */
+  uint32_t rank;
+  uint32_t ranks;
+  uint32_t flags;    /* RL_OP_*, RL_EXCHANGE_* */
+  uint32_t digest;
+  uint32_t sends;    /* bit p: this rank sends to rank p */
+  uint32_t receives; /* bit p: rank p sends to this rank */
+  rl_peer peers[RL_MAX_RANKS];
+} rl_exchange;
 
 #endif

@@ -51,9 +51,9 @@ template <class T> __device__ __forceinline__ void choose_path(Step& step) {
   }
   step.head = min(step.count, uint32_t((RL_LINE - anchor % RL_LINE) % RL_LINE / sizeof(T)));
   step.vectors = (step.count - step.head) / Pack<T>::N;
-  step.path = step.sources == 1 && !scaling                              ? COPY
-              : step.sources == 2 && (Type<T>::FLOATING || !scaling)     ? PAIR
-                                                                         : MANY;
+  // The pair loop scales floats as it goes, but does not round a scaled contribution to a narrow type.
+  const bool pair = step.sources == 2 && (!scaling || (Type<T>::FLOATING && (sizeof(T) >= 4 || step.scaled < 0)));
+  step.path = step.sources == 1 && !scaling ? COPY : pair ? PAIR : MANY;
 }
 
 template <class T> __device__ __forceinline__ Scaling<T> scaling_of(const rl_op& op, const Step& step) {
@@ -66,7 +66,7 @@ template <class T> __device__ __forceinline__ Scaling<T> scaling_of(const rl_op&
 
 // Vectors a thread has in flight. Every vector of a reduction is widened, narrow types to four times the registers.
 constexpr int COPY_WIDTH = 6;
-template <class T> constexpr int PAIR_WIDTH = sizeof(T) == 1 ? 1 : sizeof(T) == 4 ? 3 : 2;
+template <class T> constexpr int PAIR_WIDTH = sizeof(T) == 1 ? 1 : sizeof(T) == 2 ? 2 : sizeof(T) == 4 ? 4 : 3;
 constexpr uint32_t STRIDE = RL_THREADS * 16;
 
 // Calls body(constant WIDTH or 1) so that this thread covers its share of `vectors`; body moves its pointers on itself.
@@ -118,7 +118,7 @@ template <class T> __device__ __forceinline__ void copy_vectors(const Step& o) {
       advance<W>(first);
     });
   } else {
-    for_vectors<COPY_WIDTH / 2>(o.vectors, [&](auto width) {
+    for_vectors<COPY_WIDTH>(o.vectors, [&](auto width) {
       constexpr int W = decltype(width)::value;
       uint4 v[W];
       load_vectors(source, v);

@@ -18,6 +18,14 @@ struct End {
   bool produces;
 };
 
+// Named barriers: `arrive` does not wait, `wait` does, for so many threads in all.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Spins until the counter reaches the value. False if the operation was given up. The abort word is in host memory, so
 // it is read rarely.
 __device__ __forceinline__ bool wait_for(const uint64_t* counter, uint64_t value, uint64_t abort_word) {
@@ -29,7 +37,7 @@ __device__ __forceinline__ bool wait_for(const uint64_t* counter, uint64_t value
 }
 
 // Tells every peer that this rank has started the operation: its earlier ones are complete, so all its slots are free.
-__device__ __forceinline__ void post_headers(const rl_op& op, uint64_t epoch) {
+template <class O> __device__ __forceinline__ void post_headers(const O& op, uint64_t epoch) {
   const uint32_t peer = threadIdx.x % 32;
   if (peer >= op.ranks || peer == op.rank) return;
   auto* header = reinterpret_cast<rl_header*>(op.peers[peer].remote);
@@ -40,7 +48,8 @@ __device__ __forceinline__ void post_headers(const rl_op& op, uint64_t epoch) {
 }
 
 // Records a disagreement and tells everybody to give up.
-__device__ __noinline__ void report_mismatch(const rl_op& op, uint64_t epoch, uint32_t peer, const rl_header* theirs) {
+template <class O>
+__device__ __noinline__ void report_mismatch(const O& op, uint64_t epoch, uint32_t peer, const rl_header* theirs) {
   auto* state = reinterpret_cast<rl_state*>(op.state);
   if (atomicExch(&state->failed, 1u) == 0) {
     volatile rl_report* r = reinterpret_cast<rl_report*>(op.report);
@@ -59,7 +68,8 @@ __device__ __noinline__ void report_mismatch(const rl_op& op, uint64_t epoch, ui
 
 // Waits for the peer's header, and finds its output if lent. False if the operation must be given up. A peer that is
 // already past this operation needs nothing from us in it: some chunks of short messages are empty.
-__device__ __forceinline__ bool await_header(const rl_op& op, uint64_t epoch, uint32_t peer, char*& lent) {
+template <class O>
+__device__ __forceinline__ bool await_header(const O& op, uint64_t epoch, uint32_t peer, char*& lent) {
   const auto* header = reinterpret_cast<const rl_header*>(op.peers[peer].local);
   const auto* abort_word = reinterpret_cast<const uint32_t*>(op.abort_word);
   lent = nullptr;
@@ -82,6 +92,22 @@ __device__ __forceinline__ bool await_header(const rl_op& op, uint64_t epoch, ui
   }
 }
 
+// Packet16 flags are the low half of the epoch. Before they come round again, every box is cleared, so that no packet of
+// four billion operations ago is taken for a new one. A peer sends packets of the next operation only after it has heard
+// from this rank in this one, so clearing the other operation's box before that is safe. Returns whether it did anything.
+template <class O>
+__device__ __forceinline__ bool renew_flags(const O& op, uint64_t boxes16, uint64_t epoch, uint32_t part, uint32_t parts) {
+  if ((epoch & 0x7fffffff) >= 2) return false;
+  const uint32_t words = RL_BOX16_BYTES / 16;
+  for (uint32_t peer = 0; peer < op.ranks; peer++) {
+    if (peer == op.rank) continue;
+    char* box = reinterpret_cast<char*>(op.peers[peer].local) + boxes16 + ((epoch + 1) & 1) * RL_BOX16_BYTES;
+    for (uint32_t i = part; i < words; i += parts) store_vector(box + size_t(i) * 16, uint4{0, 0, 0, 0});
+  }
+  __threadfence_system();
+  return true;
+}
+
 // Sets up one end. A producer first waits for the consumer's header.
 __device__ __forceinline__ bool open_end(const rl_op& op, uint64_t epoch, uint32_t word, uint32_t lane, End& end) {
   const uint32_t peer = word & 0xff, index = (word >> 8 & 0x7f) * op.lanes + lane;
@@ -98,7 +124,7 @@ __device__ __forceinline__ bool open_end(const rl_op& op, uint64_t epoch, uint32
   end.seen = reinterpret_cast<const uint64_t*>(local + (produces ? RL_REGION_CREDITS : RL_REGION_TAILS) + line);
   end.post = reinterpret_cast<uint64_t*>(remote + (produces ? RL_REGION_TAILS : RL_REGION_CREDITS) + line);
   end.depth = consumer_lent ? op.depth_lent : op.depth;
-  end.data = (produces ? remote : local) + RL_REGION_DATA + size_t(index) * end.depth * op.slot;
+  end.data = (produces ? remote : local) + op.fifo + size_t(index) * end.depth * op.slot;
   return true;
 }
 

@@ -64,8 +64,9 @@ template <class T> struct Scaling {
   uint32_t divide;  // divide the result by this, if not 0
 
   __device__ __forceinline__ bool active() const { return input >= 0 || divide != 0; }
+  // Rounded as if it had travelled: a rank may add its own contribution where a peer adds the copy it was sent.
   __device__ __forceinline__ Acc before(Acc x, int source) const {
-    return source == input ? multiply(x, factor) : x;
+    return source == input ? Type<T>::widen(Type<T>::narrow(multiply(x, factor))) : x;
   }
   // Floats multiply by the rounded reciprocal. Integers wrap at the element's width before they are divided.
   __device__ __forceinline__ Acc after(Acc x) const {

@@ -2,6 +2,7 @@
 // waiting for what comes next, moving data, and publishing what was moved.
 #pragma once
 #include "abi.h"
+#include "exchange.cuh"
 #include "fold.cuh"
 #include "link.cuh"
 
@@ -37,14 +38,6 @@ struct Fold {
 // Named barriers; 0 is __syncthreads. Each role meets the next one only, so waiting, moving and publishing overlap:
 //   feeder --FULL--> movers --DONE--> poster --FREE--> feeder, two steps deep.
 constexpr uint32_t FULL = 1, DONE = 3, FREE = 5;
-
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
 // What the block's threads share.
 struct Block {
@@ -209,7 +202,10 @@ template <class T, Op OP> __device__ __forceinline__ void run_program(const rl_o
     move_data<T, OP>(op, b);
   } else if (threadIdx.x < RL_THREADS + 32) {
     const uint64_t epoch = current_epoch(op);
-    if (epoch != 0 && blockIdx.x == 0) post_headers(op, epoch);
+    if (epoch != 0 && blockIdx.x == 0) {
+      if (renew_flags(op, RL_REGION_BOXES, epoch, threadIdx.x % 32, 32)) __syncwarp();
+      post_headers(op, epoch);
+    }
     feed<T, OP>(op, b, epoch);
   } else {
     post(op, b, current_epoch(op));
@@ -229,12 +225,13 @@ template <class T, Op OP> __device__ __forceinline__ void run_program(const rl_o
 
 }  // namespace rl
 
-// Defines the four program kernels of one element type; the unit's name says which.
+// Defines the kernels of one element type; the unit's name says which.
 #define RL_KERNEL(NAME, T, OP)                                                                              \
   extern "C" __global__ void __launch_bounds__(RL_BLOCK, 2) NAME(const __grid_constant__ rl_op op) { \
     rl::run_program<T, OP>(op);                                                                             \
   }
 #define RL_UNIT(T)                     \
+  RL_EXCHANGES(T)                      \
   RL_KERNEL(fold_sum, T, rl::Op::Sum)   \
   RL_KERNEL(fold_prod, T, rl::Op::Prod) \
   RL_KERNEL(fold_min, T, rl::Op::Min)   \

@@ -1,8 +1,12 @@
 //! Collective communication for the GPUs, or the CPU ranks, of one host.
 
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod comm;
 pub(crate) mod engine;
 pub mod error;
+#[cfg(feature = "cli")]
+pub mod perf;
 pub mod plan;
 pub mod schedule;
 pub(crate) mod sync;

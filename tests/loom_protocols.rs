@@ -6,8 +6,36 @@
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
+    use loom::sync::{Arc, Condvar};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
-    pub(crate) use loom::thread::{Thread, current};
+
+    /// Stands for `std::thread::Thread`, with its token; loom's own mixes it up with waiting in `join`.
+    #[derive(Clone)]
+    pub(crate) struct Thread(Arc<(Mutex<bool>, Condvar)>);
+
+    loom::thread_local! {
+        static CURRENT: Thread = Thread(Arc::new((Mutex::new(false), Condvar::new())));
+    }
+
+    pub(crate) fn current() -> Thread {
+        CURRENT.with(Thread::clone)
+    }
+
+    pub(crate) fn park() {
+        let me = current();
+        let mut token = lock(&me.0.0);
+        while !*token {
+            token = me.0.1.wait(token).unwrap();
+        }
+        *token = false;
+    }
+
+    impl Thread {
+        pub(crate) fn unpark(&self) {
+            *lock(&self.0.0) = true;
+            self.0.1.notify_one();
+        }
+    }
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap()
@@ -42,7 +70,7 @@ use link::{Counters, Stamp};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
-use loom::sync::atomic::Ordering::SeqCst;
+use loom::sync::atomic::Ordering::{Acquire, Release};
 use loom::thread;
 use seat::{Arrival, Post, Stage};
 
@@ -62,6 +90,11 @@ struct Fifo {
 
 const DEPTH: u64 = 2;
 
+fn ring(bell: &Bell) {
+    loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
+    bell.ring();
+}
+
 // SAFETY: the slots are what the model checks: loom fails when two threads reach one at the same time.
 unsafe impl Send for Fifo {}
 // SAFETY: as above.
@@ -78,7 +111,7 @@ impl Fifo {
         while !ready() {
             bell.arm();
             if !ready() {
-                thread::park();
+                sync::park();
             }
             bell.disarm();
         }
@@ -89,7 +122,7 @@ impl Fifo {
         // SAFETY: `has_room` says that the slot is the producer's.
         self.slots[at.index(DEPTH)].with_mut(|slot| unsafe { *slot = value });
         self.counters.publish(at);
-        self.consumer.ring();
+        ring(&self.consumer);
     }
 
     fn pop(&self, at: Stamp) -> u64 {
@@ -97,7 +130,7 @@ impl Fifo {
         // SAFETY: `has_data` says that the slot is the consumer's.
         let value = self.slots[at.index(DEPTH)].with(|slot| unsafe { *slot });
         self.counters.free(at);
-        self.producer.ring();
+        ring(&self.producer);
         value
     }
 }
@@ -120,6 +153,29 @@ fn a_link_hands_over_every_slot_in_order_and_nobody_oversleeps() {
 }
 
 #[test]
+fn a_new_operation_finds_all_slots_free_and_none_full() {
+    model(|| {
+        let c = Counters::new();
+        let mut freed = 0;
+        for slot in 0..5 {
+            let at = Stamp::new(7, slot);
+            assert_eq!(c.has_room(at, 2), slot < 2 + freed);
+            if !c.has_room(at, 2) {
+                assert!(c.has_data(Stamp::new(7, freed)));
+                c.free(Stamp::new(7, freed));
+                freed += 1;
+            }
+            assert!(c.has_room(at, 2) && !c.has_data(at));
+            c.publish(at);
+            assert!(c.has_data(at));
+        }
+        let next = Stamp::new(8, 0);
+        assert!(!c.has_data(next));
+        assert!(c.has_room(next, 2) && c.has_room(Stamp::new(8, 1), 2) && !c.has_room(Stamp::new(8, 2), 2));
+    });
+}
+
+#[test]
 fn two_ringers_lose_no_wake_up() {
     model(|| {
         let bell = Arc::new((Bell::new(), [AtomicBool::new(false), AtomicBool::new(false)]));
@@ -127,12 +183,12 @@ fn two_ringers_lose_no_wake_up() {
             .map(|i| {
                 let bell = bell.clone();
                 thread::spawn(move || {
-                    bell.1[i].store(true, loom::sync::atomic::Ordering::Release);
-                    bell.0.ring();
+                    bell.1[i].store(true, Release);
+                    ring(&bell.0);
                 })
             })
             .collect();
-        let set = |i: usize| bell.1[i].load(loom::sync::atomic::Ordering::Acquire);
+        let set = |i: usize| bell.1[i].load(Acquire);
         Fifo::wait(&bell.0, || set(0) && set(1));
         for ringer in ringers {
             ringer.join().unwrap();
@@ -196,7 +252,7 @@ fn an_owner_that_leaves_early_never_races_with_a_borrower() {
             }
         });
         let (place, aborted) = &*places;
-        aborted.store(true, SeqCst);
+        aborted.store(true, Release);
         while !place.stage.is_outside() {
             thread::yield_now();
         }

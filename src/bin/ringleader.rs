@@ -1,2 +1,5 @@
 //! The `ringleader` command.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    ringleader::cli::main()
+}

@@ -26,6 +26,9 @@ const TILE_BYTES: usize = 64 << 10;
 /// Enough for the producer to fill one slot while the consumer empties another, with some slack.
 const DEPTH: u32 = 4;
 
+/// Most tiles of a message: a link carries each at most twice, and counts up to four million slots in an operation.
+const MAX_TILES: usize = 1 << 20;
+
 /// Chooses by the collective and the bytes of its message: the same on all ranks.
 pub(crate) fn choose(collective: Collective, bytes: usize, ranks: usize, config: &Config) -> Choice {
     let forced = config.algorithm.as_deref().and_then(|name| {
@@ -36,6 +39,24 @@ pub(crate) fn choose(collective: Collective, bytes: usize, ranks: usize, config:
         Collective::Reduce { .. } => "ring",
         _ => "direct",
     });
+    let mut tile_bytes = TILE_BYTES;
+    while bytes / tile_bytes > MAX_TILES {
+        tile_bytes *= 2;
+    }
     // One thread runs all channels of a rank, so more of them gain nothing.
-    Choice { algorithm, channels: config.channels.unwrap_or(1), tile_bytes: TILE_BYTES, depth: DEPTH }
+    Choice { algorithm, channels: config.channels.unwrap_or(1), tile_bytes, depth: DEPTH }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_messages_get_larger_tiles() {
+        let choice = |bytes| choose(Collective::AllReduce, bytes, 4, &Config::new());
+        assert_eq!(choice(1 << 30).tile_bytes, TILE_BYTES);
+        assert!((1usize << 40) / choice(1 << 40).tile_bytes <= MAX_TILES);
+        assert_eq!((choice(8).algorithm, choice(1 << 20).algorithm), ("one_shot", "direct"));
+        assert_eq!(choose(Collective::AllReduce, 8, 4, &Config::new().algorithm("ring")).algorithm, "ring");
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::schedule::ALGORITHMS;
+use crate::schedule::{ALGORITHMS, Encoding};
 
 /// Settings of a communicator, the same for all its ranks.
 ///
@@ -24,6 +24,10 @@ pub struct Config {
     pub(crate) lanes: Option<u32>,
     /// Bytes of a tile on a GPU; chosen by size without.
     pub(crate) tile_bytes: Option<usize>,
+    /// How slots are encoded on a GPU; chosen by size without.
+    pub(crate) encoding: Option<Encoding>,
+    /// Operations that GPU ranks count as done already.
+    pub(crate) operations_done: u64,
     /// Whether ranks on different GPUs may not write each other's memory.
     pub(crate) p2p_disabled: bool,
     /// Whether ranks may not meet in pinned host memory.
@@ -62,6 +66,20 @@ impl Config {
         self
     }
 
+    /// Encodes every message between GPU ranks like this where it fits; larger messages, or paths that break up 128-byte
+    /// stores, fall back to bulk.
+    pub fn encoding(mut self, encoding: Encoding) -> Self {
+        self.encoding = Some(encoding);
+        self
+    }
+
+    /// Starts the operation counter of GPU ranks at `count` rather than 0. Results do not depend on it; tests use it to
+    /// see flags wrap around without four billion calls. At most 2^40.
+    pub fn operations_done(mut self, count: u64) -> Self {
+        self.operations_done = count;
+        self
+    }
+
     /// Cuts messages between GPU ranks into tiles of so many bytes, rounded down to a multiple of 128.
     pub fn tile_bytes(mut self, bytes: usize) -> Self {
         self.tile_bytes = Some(bytes);
@@ -93,8 +111,8 @@ impl Config {
         self
     }
 
-    /// Settings from the environment: `NCCL_ALGO` (an algorithm's name), `NCCL_P2P_DISABLE` and `NCCL_SHM_DISABLE`
-    /// (0 or 1), `RINGLEADER_CHANNELS` (a number),
+    /// Settings from the environment: `NCCL_ALGO` (an algorithm's name), `NCCL_PROTO` (`Simple`, `LL`, `LL128`),
+    /// `NCCL_P2P_DISABLE` and `NCCL_SHM_DISABLE` (0 or 1), `RINGLEADER_CHANNELS` (a number),
     /// `RINGLEADER_TIMEOUT` (seconds).
     ///
     /// # Errors
@@ -119,6 +137,10 @@ impl Config {
                 Some(other) => return Err(Error::invalid_value(name, other, "0 or 1")),
             }
         }
+        if let Some(name) = get("NCCL_PROTO") {
+            let bad = |_| Error::invalid_value("NCCL_PROTO", &name, "Simple, LL or LL128");
+            config.encoding = Some(name.parse().map_err(bad)?);
+        }
         if let Some(text) = get("RINGLEADER_CHANNELS") {
             let channels = text.parse().unwrap_or(0);
             check_channels("RINGLEADER_CHANNELS", channels, &text)?;
@@ -139,6 +161,10 @@ impl Config {
         }
         if let Some(channels) = self.channels {
             check_channels("Config::channels", channels, &channels.to_string())?;
+        }
+        if self.operations_done > 1 << 40 {
+            let value = self.operations_done.to_string();
+            return Err(Error::invalid_value("Config::operations_done", value, "at most 2^40"));
         }
         if let Some(lanes) = self.lanes.filter(|l| !(1..=128).contains(l)) {
             return Err(Error::invalid_value("Config::lanes", lanes.to_string(), "1 to 128"));

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::Write;
 use std::sync::Arc;
 
 use super::check::Caller;
@@ -39,9 +38,6 @@ impl Member {
             return Err(Error::invalid_value("ranks", ranks.to_string(), format!("1 to {MAX_RANKS}")));
         }
         config.check()?;
-        if config.wants_info() {
-            print_channels(ranks, config.channels.unwrap_or(1));
-        }
         let world = Arc::new(World::new(ranks, config.timeout));
         let shared = Arc::new(Shared { config: config.clone(), prepared: Mutex::default() });
         let member = |rank| Member { rank: Rank::new(world.clone(), rank), shared: shared.clone() };
@@ -58,6 +54,15 @@ impl Member {
 
     pub(super) fn memory_used(&self) -> usize {
         self.rank.world().memory_used(self.rank())
+    }
+
+    /// How this rank reaches the next one, once for each channel.
+    pub(super) fn channels(&self) -> Vec<String> {
+        let (from, ranks) = (self.rank(), self.ranks());
+        let channels = if ranks == 1 { 0 } else { self.shared.config.channels.unwrap_or(1) };
+        let line =
+            |c| format!("Channel {c:02} : {from}[cpu] -> {}[cpu] via {}", (from + 1) % ranks, local::NAME);
+        (0..channels).map(line).collect()
     }
 
     /// The engine's handle.
@@ -130,17 +135,4 @@ impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Member").field("rank", &self.rank()).field("ranks", &self.ranks()).finish()
     }
-}
-
-/// Prints the channels and their transport the way NCCL does.
-fn print_channels(ranks: usize, channels: usize) {
-    let mut text = String::new();
-    for channel in 0..channels {
-        for from in (0..ranks).filter(|_| ranks > 1) {
-            let to = (from + 1) % ranks;
-            text += &format!("Channel {channel:02} : {from}[cpu] -> {to}[cpu] via {}\n", local::NAME);
-        }
-    }
-    // Not worth failing for.
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

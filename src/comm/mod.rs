@@ -36,8 +36,14 @@ pub use group::{Group, group};
 #[cfg(feature = "cuda")]
 pub use on_stream::OnStream;
 
-use crate::error::{Error, Result};
-use crate::types::{Collective, DataType, Element, ReduceOp};
+use std::io::Write as _;
+
+#[cfg(feature = "cuda")]
+use crate::error::Error;
+use crate::error::Result;
+#[cfg(feature = "cuda")]
+use crate::types::DataType;
+use crate::types::{Collective, Element, ReduceOp};
 
 /// One rank's handle of a communicator.
 ///
@@ -69,9 +75,12 @@ impl Communicator {
     /// Makes a communicator of `ranks` CPU ranks in this process, 1 to 128, and returns the handle of each in order.
     ///
     /// # Errors
-    /// [`Error::InvalidValue`](crate::Error::InvalidValue) if the number of ranks or a setting is out of range.
+    /// [`Error::InvalidValue`] if the number of ranks or a setting is out of range.
     pub fn cpu(ranks: usize, config: &Config) -> Result<Vec<Communicator>> {
         let members = cpu::Member::create(ranks, config)?;
+        if config.wants_info() {
+            print_info(members.iter().flat_map(cpu::Member::channels));
+        }
         Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cpu(m) }).collect())
     }
 
@@ -90,6 +99,16 @@ impl Communicator {
             Inner::Cpu(m) => m.ranks(),
             #[cfg(feature = "cuda")]
             Inner::Cuda(m) => m.ranks(),
+        }
+    }
+
+    /// How this rank reaches the next one, a line for each channel, in NCCL's form:
+    /// `Channel 00 : 0[06] -> 1[07] via P2P/NVL`. None if it is the only rank.
+    pub fn channels(&self) -> Vec<String> {
+        match &self.inner {
+            Inner::Cpu(m) => m.channels(),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.channels(),
         }
     }
 
@@ -215,6 +234,13 @@ impl Communicator {
     }
 }
 
+/// Prints lines to stderr, the place NCCL's users look for them.
+fn print_info(lines: impl Iterator<Item = String>) {
+    let text: String = lines.map(|line| format!("ringleader INFO {line}\n")).collect();
+    // Not worth failing for.
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// How many GPUs this program can use.
 ///
 /// # Errors
@@ -243,7 +269,7 @@ impl Communicator {
     ) -> Result<Vec<Communicator>> {
         let members = cuda::create(contexts, config)?;
         if config.wants_info() {
-            members.iter().for_each(cuda::Member::print_channels);
+            print_info(members.iter().flat_map(cuda::Member::channels));
         }
         Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cuda(m) }).collect())
     }

@@ -107,19 +107,63 @@ enum Memory {
     Host(HostMemory),
 }
 
+/// How a region is divided; the same for all of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Bytes of one packet128 box.
+    pub(crate) box128: usize,
+    /// Bytes of FIFO slots.
+    pub(crate) fifo: usize,
+}
+
+impl Layout {
+    /// What a communicator of so many ranks gets: at most 32 MiB a rank for two ranks, 64 MiB for eight.
+    pub(crate) fn for_ranks(ranks: usize) -> Self {
+        const MIB: usize = 1 << 20;
+        let peers = (ranks - 1).max(1);
+        let box_data = if ranks == 2 { 4 * MIB } else { MIB / 2 };
+        let box128 = box_data.div_ceil(abi::RL_LINE_DATA as usize) * abi::RL_LINE as usize;
+        Layout { box128, fifo: (20 * MIB).min(44 * MIB / peers) }
+    }
+
+    /// Bytes from a region's beginning to its packet16 boxes.
+    pub(crate) fn boxes16(&self) -> usize {
+        abi::RL_REGION_BOXES as usize
+    }
+
+    /// Bytes from a region's beginning to its packet128 boxes.
+    pub(crate) fn boxes128(&self) -> usize {
+        self.boxes16() + 2 * abi::RL_BOX16_BYTES as usize
+    }
+
+    /// Bytes from a region's beginning to its FIFO slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.boxes128() + 2 * self.box128
+    }
+
+    /// Data bytes that fit in a packet16 box.
+    pub(crate) fn capacity16(&self) -> usize {
+        abi::RL_BOX16_BYTES as usize / 2
+    }
+
+    /// Data bytes that fit in a packet128 box.
+    pub(crate) fn capacity128(&self) -> usize {
+        self.box128 / abi::RL_LINE as usize * abi::RL_LINE_DATA as usize
+    }
+}
+
 /// All regions of a communicator, and the addresses each rank knows them by.
 #[derive(Debug)]
 pub(crate) struct Wiring {
     transports: Vec<Vec<Transport>>,
     /// `regions[owner][peer]`; none for the owner itself.
     regions: Vec<Vec<Option<Memory>>>,
-    /// FIFO bytes of a region.
-    fifo_bytes: usize,
+    layout: Layout,
 }
 
 impl Wiring {
-    /// Chooses transports, enables peer access and allocates every region with `fifo_bytes` of slots.
-    pub(crate) fn new(ranks: &[Endpoint], allowed: Allowed, fifo_bytes: usize) -> Result<Self> {
+    /// Chooses transports, enables peer access and allocates every region.
+    pub(crate) fn new(ranks: &[Endpoint], allowed: Allowed, layout: Layout) -> Result<Self> {
         let n = ranks.len();
         let mut transports = vec![vec![Transport::Local; n]; n];
         for (i, from) in ranks.iter().enumerate() {
@@ -136,7 +180,7 @@ impl Wiring {
                     row.push(None);
                     continue;
                 }
-                let bytes = abi::RL_REGION_DATA as usize + fifo_bytes;
+                let bytes = layout.slots() + layout.fifo;
                 // Both directions must agree: the peer writes this region, and reads nothing.
                 row.push(Some(match transports[j][i] {
                     Transport::Shm => Memory::Host(HostMemory::zeroed(owner.who, &owner.context, bytes)?),
@@ -152,7 +196,7 @@ impl Wiring {
             }
             regions.push(row);
         }
-        Ok(Wiring { transports, regions, fifo_bytes })
+        Ok(Wiring { transports, regions, layout })
     }
 
     /// How `from` reaches `to`.
@@ -163,8 +207,8 @@ impl Wiring {
     /// The addresses of both regions of each pair, as a rank's kernels use them.
     pub(crate) fn peers(&self, rank: usize) -> [abi::rl_peer; abi::RL_MAX_RANKS as usize] {
         let mut peers = [abi::rl_peer::default(); abi::RL_MAX_RANKS as usize];
-        for peer in 0..self.regions.len() {
-            peers[peer] = abi::rl_peer { local: self.address(rank, peer), remote: self.address(peer, rank) };
+        for (peer, pair) in peers.iter_mut().enumerate().take(self.regions.len()) {
+            *pair = abi::rl_peer { local: self.address(rank, peer), remote: self.address(peer, rank) };
         }
         peers
     }
@@ -177,9 +221,17 @@ impl Wiring {
         }
     }
 
-    /// Bytes of FIFO slots in each region.
-    pub(crate) fn fifo_bytes(&self) -> usize {
-        self.fifo_bytes
+    /// How regions are divided.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Whether every pair's path keeps 128-byte stores whole.
+    pub(crate) fn keeps_lines(&self) -> bool {
+        let n = self.transports.len();
+        (0..n).all(|i| {
+            (0..n).all(|j| i == j || matches!(self.transports[i][j], Transport::Local | Transport::P2pNvlink))
+        })
     }
 
     /// Bytes of link memory that a rank owns.

@@ -78,6 +78,16 @@ impl DeviceMemory {
         Ok(memory)
     }
 
+    /// Writes a plain structure to its beginning.
+    pub(crate) fn write<T: Copy>(&self, who: Who, value: &T) -> Result<()> {
+        assert!(size_of::<T>() <= self.bytes, "within the memory");
+        self.context.bind_to_thread().map_err(|e| who.error("cuCtxSetCurrent", e))?;
+        // SAFETY: the destination holds as many bytes as the source; nothing runs on it yet.
+        let status =
+            unsafe { sys::cuMemcpyHtoD_v2(self.address, (&raw const *value).cast(), size_of::<T>()) };
+        who.check("cuMemcpyHtoD_v2", status)
+    }
+
     /// The first byte, in the unified address space.
     pub(crate) fn address(&self) -> u64 {
         self.address

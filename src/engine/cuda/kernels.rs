@@ -1,6 +1,7 @@
 //! The compiled kernels: embedded in the binary, loaded once for each context and element type.
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::sync::{Arc, LazyLock, Weak};
 
 use cudarc::driver::CudaContext;
@@ -12,16 +13,26 @@ use crate::types::{DataType, ReduceOp};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// The program kernels of one element type.
+/// One kernel for each operator.
 #[derive(Debug)]
-pub(crate) struct Kernels {
+pub(crate) struct Family {
     sum: Function,
     prod: Function,
     min: Function,
     max: Function,
 }
 
-impl Kernels {
+impl Family {
+    /// Finds and loads the kernels of these names.
+    fn load(who: Who, module: &Arc<Module>, [sum, prod, min, max]: [&CStr; 4]) -> Result<Self> {
+        Ok(Family {
+            sum: module.function(who, sum)?,
+            prod: module.function(who, prod)?,
+            min: module.function(who, min)?,
+            max: module.function(who, max)?,
+        })
+    }
+
     /// The kernel for an operator. `Avg` and `PreMulSum` are sums that scale; copies use any.
     pub(crate) fn of(&self, op: ReduceOp) -> &Function {
         match op {
@@ -31,6 +42,17 @@ impl Kernels {
             ReduceOp::Max => &self.max,
         }
     }
+}
+
+/// The kernels of one element type.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    /// Run lowered schedules.
+    pub(crate) program: Family,
+    /// Exchange packets of 16 bytes.
+    pub(crate) exchange16: Family,
+    /// Exchange packets of 128 bytes.
+    pub(crate) exchange128: Family,
 }
 
 /// Whether this build has kernels.
@@ -68,11 +90,11 @@ pub(crate) fn load(who: Who, context: &Arc<CudaContext>, dtype: DataType) -> Res
         reason: "this binary was built without them".into(),
     })?;
     let module = Module::load(who, context, image)?;
+    let load = |names| Family::load(who, &module, names);
     let kernels = Arc::new(Kernels {
-        sum: module.function(who, c"fold_sum")?,
-        prod: module.function(who, c"fold_prod")?,
-        min: module.function(who, c"fold_min")?,
-        max: module.function(who, c"fold_max")?,
+        program: load([c"fold_sum", c"fold_prod", c"fold_min", c"fold_max"])?,
+        exchange16: load([c"exchange16_sum", c"exchange16_prod", c"exchange16_min", c"exchange16_max"])?,
+        exchange128: load([c"exchange128_sum", c"exchange128_prod", c"exchange128_min", c"exchange128_max"])?,
     });
     loaded.insert(key, Arc::downgrade(&kernels));
     Ok(kernels)

@@ -5,6 +5,7 @@
 #[allow(missing_docs, non_camel_case_types, unreachable_pub, clippy::undocumented_unsafe_blocks, dead_code)]
 pub(crate) mod abi;
 pub(crate) mod driver;
+pub(crate) mod exchange;
 pub(crate) mod kernels;
 pub(crate) mod lower;
 
@@ -61,11 +62,6 @@ impl Prepared {
     /// Workers of the rank that has most.
     pub(crate) fn workers(&self) -> u32 {
         self.programs.iter().map(|p| p.workers).max().unwrap_or(1).max(1)
-    }
-
-    /// The schedule.
-    pub(crate) fn schedule(&self) -> &Schedule {
-        &self.schedule
     }
 
     /// Fits lanes and tile to the memory of a region: lanes are dropped, then the tile is halved, until every link has

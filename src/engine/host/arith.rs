@@ -189,7 +189,8 @@ mod tests {
     #[test]
     fn minimum_and_maximum_order_zeros_and_keep_nan() {
         for (a, b) in [(0.0f32, -0.0f32), (-0.0, 0.0)] {
-            assert!(a.minimum(b).is_sign_negative() && a.maximum(b).is_sign_positive());
+            let (low, high) = (Accumulator::minimum(a, b), Accumulator::maximum(a, b));
+            assert!(low.is_sign_negative() && high.is_sign_positive());
         }
         for (a, b) in [(f64::NAN, 1.0f64), (1.0, f64::NAN), (f64::NAN, f64::INFINITY)] {
             assert!(Accumulator::minimum(a, b).is_nan() && Accumulator::maximum(a, b).is_nan());

@@ -21,7 +21,7 @@ impl Bell {
     pub(crate) fn arm(&self) {
         *lock(&self.sleeper) = Some(current());
         self.armed.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `ring`: either the ringer sees `armed`, or we see what it published.
+        // Pairs with the fence before `ring`: either the ringer sees `armed`, or we see what it published.
         fence(Ordering::SeqCst);
     }
 
@@ -30,14 +30,9 @@ impl Bell {
         self.armed.store(false, Ordering::Relaxed);
     }
 
-    /// Wakes the sleeper, if there is one, after something it may wait for was published.
+    /// Wakes the sleeper, if there is one. The caller has published something the sleeper may wait for and then issued
+    /// a sequentially consistent fence, one for all the bells it rings.
     pub(crate) fn ring(&self) {
-        fence(Ordering::SeqCst);
-        self.ring_fenced();
-    }
-
-    /// [`ring`](Self::ring) for a caller that has just issued a sequentially consistent fence.
-    pub(crate) fn ring_fenced(&self) {
         if self.armed.load(Ordering::Relaxed) {
             self.wake();
         }

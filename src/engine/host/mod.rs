@@ -59,6 +59,8 @@ struct State {
     /// Operations begun so far.
     operations: u64,
     scratch: Scratch,
+    /// How often to look again at once when waiting; never more than [`SPINS`].
+    spins: u32,
 }
 
 impl Rank {
@@ -167,7 +169,9 @@ impl<I> Drop for Crew<'_, '_, '_, I> {
     }
 }
 
-/// How often a thread that waits looks again at once, where there are processors enough.
+/// How often a thread that waits looks again at once, at most. Threads that share a processor wait in vain, however
+/// many processors there are; so each wait that outlasts the spinning halves it for the next, and each that does not
+/// doubles it.
 const SPINS: u32 = 150;
 
 /// How often it then lets other threads run before it goes to sleep.
@@ -177,24 +181,28 @@ const YIELDS: u32 = 100;
 fn drive<'b, I: Iterator<Item = (Order<'b>, Arc<Prepared>)>>(turns: &mut [Turn<'_, 'b, I>]) -> Result<()> {
     let crew = Crew(turns);
     let crowded = crew.0.iter().any(|t| t.rank.world.crowded);
+    let mut spins = crew.0.first().map_or(0, |t| t.state.spins);
     let limit = crew.0.iter().filter_map(|t| t.rank.world.timeout).min();
     let mut result = Ok(());
     let mut idle = 0u32;
     let mut waiting_since = None;
     loop {
         match step_all(crew.0, &mut result) {
-            None => return result,
+            None => break,
             Some(true) => {
+                if idle > 0 && !crowded {
+                    spins = if idle <= spins { (2 * spins).min(SPINS) } else { (spins / 2).max(2) };
+                }
                 (idle, waiting_since) = (0, None);
                 continue;
             }
             Some(false) => idle += 1,
         }
-        if idle < SPINS && !crowded {
+        if idle <= spins {
             std::hint::spin_loop();
             continue;
         }
-        if idle < YIELDS + if crowded { 0 } else { SPINS } {
+        if idle <= spins + YIELDS {
             std::thread::yield_now();
             continue;
         }
@@ -210,6 +218,10 @@ fn drive<'b, I: Iterator<Item = (Order<'b>, Arc<Prepared>)>>(turns: &mut [Turn<'
             (idle, waiting_since) = (0, None);
         }
     }
+    if let Some(turn) = crew.0.first_mut() {
+        turn.state.spins = spins;
+    }
+    result
 }
 
 /// Steps every rank once: whether anything moved, `None` once nothing is left to do.

@@ -7,11 +7,11 @@
 //!
 //! *Leaving.* The stage is even while a rank may touch its peers' buffers and odd while it does not. A rank lends its
 //! buffers by posting them, and takes them back when each borrower's stage says that it has finished; or, to leave
-//! early, by raising the abort flag and then waiting until every stage is odd. The stage is raised before the flag is
-//! read, and the flag before the stages, all sequentially consistent: so either the borrower sees the flag and stays
-//! out, or the owner sees the borrower and waits.
+//! early, once the abort flag is up, by waiting until every stage is odd. A borrower raises its stage before it reads the
+//! flag, an owner sees the flag before it reads the stages, each with a sequentially consistent fence in between: so
+//! either the borrower sees the flag and stays out, or the owner sees the borrower and waits.
 
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 
 /// What a rank posts when it enters an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +98,9 @@ impl Stage {
     /// Announces that this rank will touch its peers' buffers in this operation. `false` if the communicator was
     /// aborted: then it must not, and has already left.
     pub(crate) fn begin(&self, operation: u64, aborted: &AtomicBool) -> bool {
-        self.0.store(2 * operation, Ordering::SeqCst);
-        if aborted.load(Ordering::SeqCst) {
+        self.0.store(2 * operation, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if aborted.load(Ordering::Acquire) {
             self.finish(operation);
             return false;
         }
@@ -116,8 +117,10 @@ impl Stage {
         self.0.load(Ordering::Acquire) > 2 * operation
     }
 
-    /// Whether the rank is outside its peers' buffers, and will stay so: to be asked after raising the abort flag.
+    /// Whether the rank is outside its peers' buffers, and will stay so: to be asked after raising the abort flag, or
+    /// finding it raised.
     pub(crate) fn is_outside(&self) -> bool {
-        self.0.load(Ordering::SeqCst) % 2 == 1
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Acquire) % 2 == 1
     }
 }

@@ -298,7 +298,7 @@ impl<'b> Task<'b> {
             self.world.seats[self.rank].stage.finish(self.operation);
             fence(Ordering::SeqCst);
             for &peer in &program.read_from {
-                self.world.seats[peer].bell.ring_fenced();
+                self.world.seats[peer].bell.ring();
             }
         }
         Some(Phase::Linger(0))
@@ -470,7 +470,7 @@ impl<'b> Task<'b> {
                 _ => None,
             });
             for port in stores.chain(loads) {
-                self.world.seats[program.ports[port].peer].bell.ring_fenced();
+                self.world.seats[program.ports[port].peer].bell.ring();
             }
         }
     }

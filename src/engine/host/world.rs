@@ -84,7 +84,7 @@ impl World {
     /// Wakes every rank that sleeps.
     pub(super) fn ring_all(&self) {
         fence(Ordering::SeqCst);
-        self.seats.iter().for_each(|s| s.bell.ring_fenced());
+        self.seats.iter().for_each(|s| s.bell.ring());
     }
 
     /// Stops every operation, now and later. The first reason stays.

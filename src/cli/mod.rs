@@ -1,0 +1,56 @@
+//! The `ringleader` command: one file a subcommand.
+
+mod perf;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Result;
+
+/// Collective communication for the GPUs, or the CPU ranks, of one host.
+#[derive(Debug, Parser)]
+#[command(name = "ringleader", version, arg_required_else_help = true)]
+struct Command {
+    #[command(subcommand)]
+    subcommand: Sub,
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    Perf(perf::Options),
+}
+
+/// What a subcommand that ran says about what it found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// All is well.
+    Good,
+    /// Something is wrong, and was said: wrong results, for example.
+    Bad,
+}
+
+/// Runs the command with the arguments of this process.
+///
+/// The exit status is 0, or 1 if something was found to be wrong, or 2 with a message if the command could not be
+/// carried out.
+pub fn main() -> ExitCode {
+    exit(run(Command::parse().subcommand))
+}
+
+fn run(subcommand: Sub) -> Result<Outcome> {
+    match subcommand {
+        Sub::Perf(options) => perf::run(&options, &mut std::io::stdout()),
+    }
+}
+
+fn exit(outcome: Result<Outcome>) -> ExitCode {
+    match outcome {
+        Ok(Outcome::Good) => ExitCode::SUCCESS,
+        Ok(Outcome::Bad) => ExitCode::from(1),
+        Err(why) => {
+            eprintln!("error: {why}");
+            ExitCode::from(2)
+        }
+    }
+}

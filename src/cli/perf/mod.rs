@@ -1,0 +1,154 @@
+//! `ringleader perf`: times a collective over a range of sizes, beside NCCL where asked for.
+
+mod options;
+mod plot;
+mod report;
+
+use std::io::Write;
+use std::path::Path;
+
+pub(super) use options::Options;
+
+use super::Outcome;
+use crate::error::{Error, Result};
+use crate::perf::{Bench, Case, Progress, Row, format_bytes};
+use report::Report;
+
+/// Measures what the options ask for, and writes a table or JSON to `out`.
+pub(super) fn run(options: &Options, out: &mut dyn Write) -> Result<Outcome> {
+    let timing = options.timing();
+    let mut bench = Bench::new(&options.setup()?)?;
+    let collective = options.collective(bench.ranks())?;
+    let mut report = Report::new(options, collective, &bench);
+    if !options.json {
+        write(out, &report.preamble())?;
+    }
+    let table = bench.table();
+    let cases = cases(options, collective, &bench)?;
+    let progress = Progress::new(cases.len());
+    let mut rows: Vec<Row> = Vec::with_capacity(cases.len());
+    for case in &cases {
+        progress.start(&format!("{} {}", collective.name(), format_bytes(case.bytes)));
+        let row = bench.measure(case, &timing)?;
+        let line = if options.json { String::new() } else { table.line(&row) + "\n" };
+        progress.step(|| write(out, &line))?;
+        rows.push(row);
+    }
+    drop(progress);
+    report.rows(&table, &rows);
+    if options.json {
+        write(out, &report.json())?;
+    } else {
+        write(out, &table.footer(&rows))?;
+    }
+    if let Some(path) = &options.plot {
+        let title = report.title();
+        save(path, &plot::draw(&title, &table, &rows)?)?;
+    }
+    let wrong =
+        rows.iter().flat_map(|r| [Some(r.ours), r.nccl]).flatten().filter_map(|m| m.wrong).sum::<u64>();
+    Ok(if wrong == 0 { Outcome::Good } else { Outcome::Bad })
+}
+
+/// One case for each size and place. Sizes that mean the same number of elements are measured once.
+fn cases(options: &Options, collective: crate::types::Collective, bench: &Bench) -> Result<Vec<Case>> {
+    let ranks = bench.ranks();
+    let mut cases: Vec<Case> = Vec::new();
+    for bytes in options.sizes(bench.on_gpus())? {
+        for in_place in options.places() {
+            let case = Case { collective, dtype: options.dtype, op: options.op, bytes, in_place };
+            let same =
+                |c: &Case| c.in_place == in_place && c.message_bytes(ranks) == case.message_bytes(ranks);
+            if !cases.iter().any(same) {
+                cases.push(case);
+            }
+        }
+    }
+    Ok(cases)
+}
+
+fn write(out: &mut dyn Write, text: &str) -> Result<()> {
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|why| Error::System { action: "writing the results".into(), reason: why.to_string() })
+}
+
+fn save(path: &Path, text: &str) -> Result<()> {
+    let action = || format!("writing {}", path.display());
+    std::fs::write(path, text).map_err(|why| Error::System { action: action(), reason: why.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn perf(arguments: &str) -> Result<(Outcome, String)> {
+        let line =
+            Line::try_parse_from(format!("perf {arguments}").split_whitespace()).expect("good options");
+        let mut out = Vec::new();
+        let outcome = run(&line.options, &mut out)?;
+        Ok((outcome, String::from_utf8(out).expect("text")))
+    }
+
+    #[test]
+    fn cpu_ranks_are_measured_and_right() {
+        let (outcome, text) = perf("all_gather --device cpu -g 3 -b 8 -e 8K -f 32 -n 3 -d bf16").unwrap();
+        assert_eq!(outcome, Outcome::Good);
+        // 8 and 256 bytes, and 8 KiB, are 6, 252 and 8190 bytes for three blocks of two-byte elements.
+        for size in ["  6  ", "  252  ", "  8190  "] {
+            assert_eq!(text.matches(size).count(), 2, "in place and out of place: {text}");
+        }
+        for expected in ["all_gather", "bf16", "Channel 00 : 0[cpu] -> 1[cpu]", "no wrong values"] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+    }
+
+    #[test]
+    fn json_holds_what_the_table_shows() {
+        let (_, text) =
+            perf("broadcast --device cpu -g 2 -b 1K -e 1K -n 2 --root 1 --json --place out").unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).expect("nothing but JSON");
+        assert_eq!(json["collective"], "broadcast");
+        assert_eq!((&json["root"], &json["ranks"]), (&1.into(), &2.into()));
+        let row = &json["rows"][0];
+        assert_eq!((&row["bytes"], &row["wrong"]), (&1024.into(), &0.into()));
+        assert!(row["seconds"].as_f64().unwrap() > 0.0 && row["nccl"].is_null(), "{row}");
+    }
+
+    #[test]
+    fn the_plot_is_an_svg_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("plot.svg");
+        let arguments =
+            format!("reduce --device cpu -g 2 -b 8 -e 4K -f 8 -n 2 -c 0 --plot {}", file.display());
+        assert!(perf(&arguments).unwrap().1.contains("results not checked"));
+        let text = std::fs::read_to_string(file).unwrap();
+        let svg = roxmltree::Document::parse(&text).expect("well-formed XML");
+        assert_eq!(svg.root_element().tag_name().name(), "svg");
+        let refused =
+            perf("reduce --device cpu -b 8 -e 8 -n 1 --plot /nowhere/plot.svg").unwrap_err().to_string();
+        assert!(refused.contains("/nowhere/plot.svg"), "{refused}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_an_error() {
+        for (arguments, expected) in [
+            ("all_reduce --device cpu -b 1M -e 8", "last size"),
+            ("all_reduce --device cpu -f 1", "factor"),
+            ("broadcast --device cpu -g 2 -b 8 -e 8 --root 2", "root"),
+            ("all_reduce --device cpu -d i32 -o premulsum:0.5", "premulsum"),
+            ("all_reduce --device cpu --algorithm rong", "rong"),
+            ("all_reduce --device cpu --compare nccl", "NCCL"),
+            ("all_reduce --device cpu -g 1000", "1000"),
+        ] {
+            let message = perf(arguments).expect_err(arguments).to_string();
+            assert!(message.contains(expected), "{arguments}: {message}");
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The system's NCCL, opened at run time.
+//!
+//! One of the few modules with `unsafe`: the C functions are declared here, from NCCL's documentation, and called
+//! nowhere else. Its contract: handles are made once, used while [`Library`] is open, and destroyed when their owner is
+//! dropped; buffers given to a call are [`Memory`](super::device::Memory) of the rank.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::case::Case;
+use super::device::{Free, Gpu, Memory};
+use crate::error::{Error, Result};
+use crate::types::{Collective, DataType, ReduceOp};
+
+type Comm = *mut c_void;
+type Stream = *mut c_void;
+type Window = *mut c_void;
+
+/// Windows of which every rank registers one of the same size, at the same time.
+const WIN_COLL_SYMMETRIC: c_int = 1;
+/// The factor of an operator is read from the host during the call that makes it.
+const SCALAR_HOST_IMMEDIATE: c_int = 1;
+
+/// Declares the table of functions, and loads it.
+macro_rules! functions {
+    (
+        required { $($name:ident = $symbol:literal: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
+        optional { $($opt:ident = $opt_symbol:literal: fn($($opt_arg:ty),*) -> $opt_ret:ty;)* }
+    ) => {
+        struct Functions {
+            $($name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+            $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $opt_ret>,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library is NCCL 2: its functions have the types declared here.
+            unsafe fn load(library: &libloading::Library) -> std::result::Result<Self, libloading::Error> {
+                Ok(Functions {
+                    // SAFETY: the caller vouches for the library.
+                    $($name: *unsafe { library.get($symbol) }?,)*
+                    // SAFETY: as above.
+                    $($opt: unsafe { library.get($opt_symbol) }.ok().map(|f| *f),)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    required {
+        get_version = b"ncclGetVersion\0": fn(*mut c_int) -> c_int;
+        error_string = b"ncclGetErrorString\0": fn(c_int) -> *const c_char;
+        comm_init_all = b"ncclCommInitAll\0": fn(*mut Comm, c_int, *const c_int) -> c_int;
+        comm_destroy = b"ncclCommDestroy\0": fn(Comm) -> c_int;
+        group_start = b"ncclGroupStart\0": fn() -> c_int;
+        group_end = b"ncclGroupEnd\0": fn() -> c_int;
+        all_reduce = b"ncclAllReduce\0": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int;
+        reduce_scatter = b"ncclReduceScatter\0": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int;
+        all_gather = b"ncclAllGather\0": fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> c_int;
+        broadcast = b"ncclBroadcast\0": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int;
+        reduce = b"ncclReduce\0": fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Comm, Stream) -> c_int;
+        op_create = b"ncclRedOpCreatePreMulSum\0": fn(*mut c_int, *mut c_void, c_int, c_int, Comm) -> c_int;
+        op_destroy = b"ncclRedOpDestroy\0": fn(c_int, Comm) -> c_int;
+    }
+    optional {
+        mem_alloc = b"ncclMemAlloc\0": fn(*mut *mut c_void, usize) -> c_int;
+        mem_free = b"ncclMemFree\0": fn(*mut c_void) -> c_int;
+        window_register = b"ncclCommWindowRegister\0": fn(Comm, *mut c_void, usize, *mut Window, c_int) -> c_int;
+        window_deregister = b"ncclCommWindowDeregister\0": fn(Comm, Window) -> c_int;
+    }
+}
+
+/// The opened library.
+struct Library {
+    functions: Functions,
+    path: PathBuf,
+    version: c_int,
+    /// Never read, but the functions are only there while it is open.
+    _library: libloading::Library,
+}
+
+impl Library {
+    fn open() -> Result<Arc<Self>> {
+        let mut tried = Vec::new();
+        for path in candidates() {
+            // SAFETY: loading NCCL runs its initialisers, which only set up its own state.
+            match unsafe { libloading::Library::new(&path) } {
+                Ok(library) => return Self::from(library, path),
+                Err(why) => tried.push(format!("{}: {why}", path.display())),
+            }
+        }
+        Err(missing(format!("{}; install it, or set NCCL_LIB to libnccl.so.2", tried.join("; "))))
+    }
+
+    fn from(library: libloading::Library, path: PathBuf) -> Result<Arc<Self>> {
+        // SAFETY: the file is named libnccl.so.2, or the user named it.
+        let functions = unsafe { Functions::load(&library) };
+        let functions = functions.map_err(|why| missing(format!("{}: {why}", path.display())))?;
+        let mut opened = Library { functions, path, version: 0, _library: library };
+        // SAFETY: the out-parameter outlives the call.
+        let status = unsafe { (opened.functions.get_version)(&mut opened.version) };
+        opened.check("ncclGetVersion", status)?;
+        Ok(Arc::new(opened))
+    }
+
+    fn check(&self, call: &'static str, status: c_int) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: NCCL returns a static string for every status.
+        let text = unsafe { CStr::from_ptr((self.functions.error_string)(status)) };
+        let reason = format!("{} (status {status}); NCCL_DEBUG=WARN says more", text.to_string_lossy());
+        Err(Error::System { action: format!("{call} of NCCL {}", self.version()), reason })
+    }
+
+    /// `2.28.9`.
+    fn version(&self) -> String {
+        let v = self.version;
+        // Since 2.9 the major number counts ten thousands.
+        if v >= 10_000 {
+            format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100)
+        } else {
+            format!("{}.{}.{}", v / 1000, v % 1000 / 100, v % 100)
+        }
+    }
+}
+
+fn missing(reason: String) -> Error {
+    Error::Unavailable { what: "NCCL".into(), reason }
+}
+
+/// Where to look, in order: what `NCCL_LIB` names, where the dynamic linker looks, and beside a Python torch.
+fn candidates() -> Vec<PathBuf> {
+    const NAME: &str = "libnccl.so.2";
+    if let Some(named) = std::env::var_os("NCCL_LIB").filter(|v| !v.is_empty()) {
+        let named = PathBuf::from(named);
+        return vec![if named.is_dir() { named.join(NAME) } else { named }];
+    }
+    let mut found = vec![PathBuf::from(NAME)];
+    let python = Command::new("python3").args(["-c", "import sys; print('\\n'.join(sys.path))"]).output();
+    if let Ok(python) = python {
+        let text = String::from_utf8_lossy(&python.stdout);
+        let inside = text.lines().map(|folder| Path::new(folder).join("nvidia/nccl/lib").join(NAME));
+        found.extend(inside.filter(|path| path.is_file()));
+    }
+    found
+}
+
+/// An NCCL communicator with one rank on each device.
+pub(super) struct Nccl {
+    library: Arc<Library>,
+    comms: Vec<Comm>,
+    windows: Vec<(Comm, Window)>,
+}
+
+// SAFETY: NCCL's handles may be used from any thread; one thread at a time uses a rank's, as NCCL asks.
+unsafe impl Send for Nccl {}
+// SAFETY: as above.
+unsafe impl Sync for Nccl {}
+
+impl std::fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Nccl({}, {} ranks)", self.library.version(), self.comms.len())
+    }
+}
+
+/// An operator as NCCL knows it, for every rank's communicator.
+pub(super) struct Operators<'a> {
+    nccl: &'a Nccl,
+    ops: Vec<c_int>,
+    made: bool,
+}
+
+impl Nccl {
+    /// Opens the library and makes a communicator.
+    pub(super) fn new(gpus: &[Gpu]) -> Result<Self> {
+        let library = Library::open()?;
+        let devices: Vec<c_int> = gpus.iter().map(|g| g.context.ordinal() as c_int).collect();
+        let mut comms = vec![std::ptr::null_mut(); gpus.len()];
+        // SAFETY: both arrays have as many entries as there are devices.
+        let status = unsafe {
+            (library.functions.comm_init_all)(comms.as_mut_ptr(), devices.len() as c_int, devices.as_ptr())
+        };
+        library.check("ncclCommInitAll", status)?;
+        Ok(Nccl { library, comms, windows: Vec::new() })
+    }
+
+    /// Version and place of the library.
+    pub(super) fn version(&self) -> String {
+        format!("{} ({})", self.library.version(), self.library.path.display())
+    }
+
+    /// Allocates memory for every rank, and registers it as a symmetric window.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the library is older than 2.27.
+    pub(super) fn windows(&mut self, gpus: &[Gpu], bytes: usize) -> Result<Vec<Memory>> {
+        let f = &self.library.functions;
+        let (Some(alloc), Some(free), Some(register)) = (f.mem_alloc, f.mem_free, f.window_register) else {
+            let reason = format!("NCCL {} has no windows; 2.27 and later do", self.library.version());
+            return Err(Error::Unavailable { what: "window registration".into(), reason });
+        };
+        let mut memory = Vec::new();
+        for gpu in gpus {
+            gpu.bind()?;
+            let mut pointer = std::ptr::null_mut();
+            // SAFETY: the out-parameter outlives the call; the device is current.
+            self.library.check("ncclMemAlloc", unsafe { alloc(&mut pointer, bytes) })?;
+            let library = self.library.clone();
+            let give_back: Free = Box::new(move |address| {
+                // SAFETY: allocated above by the same library, which is still open.
+                let _ = unsafe { free(address as *mut c_void) };
+                drop(library);
+            });
+            // SAFETY: NCCL has just allocated so many bytes on this device.
+            memory.push(unsafe { Memory::adopt(gpu, pointer as u64, bytes, give_back) });
+        }
+        self.group_start()?;
+        let mut windows = vec![std::ptr::null_mut(); gpus.len()];
+        for ((&comm, memory), window) in self.comms.iter().zip(&memory).zip(&mut windows) {
+            // SAFETY: the memory is NCCL's own and lives until the window is gone; the out-parameter lives until the
+            // group's end.
+            let status = unsafe {
+                register(comm, memory.address(0) as *mut c_void, bytes, window, WIN_COLL_SYMMETRIC)
+            };
+            self.library.check("ncclCommWindowRegister", status)?;
+        }
+        self.group_end()?;
+        self.windows.extend(self.comms.iter().copied().zip(windows));
+        Ok(memory)
+    }
+
+    /// The operator of a case. `factor` is the pre-multiplication's, as an element.
+    pub(super) fn operators<T>(&self, dtype: DataType, op: ReduceOp, mut factor: T) -> Result<Operators<'_>> {
+        let built_in = match op {
+            ReduceOp::Sum => 0,
+            ReduceOp::Prod => 1,
+            ReduceOp::Max => 2,
+            ReduceOp::Min => 3,
+            ReduceOp::Avg => 4,
+            ReduceOp::PreMulSum(_) => -1,
+        };
+        let mut made = Operators { nccl: self, ops: Vec::new(), made: built_in < 0 };
+        for &comm in &self.comms {
+            let mut op = built_in;
+            if made.made {
+                let scalar = (&raw mut factor).cast();
+                // SAFETY: the scalar is an element of the type, read during the call.
+                let status = unsafe {
+                    (self.library.functions.op_create)(
+                        &mut op,
+                        scalar,
+                        dtype as c_int,
+                        SCALAR_HOST_IMMEDIATE,
+                        comm,
+                    )
+                };
+                self.library.check("ncclRedOpCreatePreMulSum", status)?;
+            }
+            made.ops.push(op);
+        }
+        Ok(made)
+    }
+
+    /// Begins a group: calls for several ranks from one thread.
+    pub(super) fn group_start(&self) -> Result<()> {
+        // SAFETY: takes nothing.
+        self.library.check("ncclGroupStart", unsafe { (self.library.functions.group_start)() })
+    }
+
+    /// Ends a group, and enqueues its calls.
+    pub(super) fn group_end(&self) -> Result<()> {
+        // SAFETY: takes nothing.
+        self.library.check("ncclGroupEnd", unsafe { (self.library.functions.group_end)() })
+    }
+
+    /// Enqueues one rank's call.
+    ///
+    /// # Safety
+    /// `send` and `recv` are the addresses of that rank's input and output, as long as the case says, in memory of the
+    /// stream's device, until the stream has passed the call.
+    pub(super) unsafe fn enqueue(
+        &self,
+        case: &Case,
+        rank: usize,
+        operators: &Operators<'_>,
+        (send, recv): (u64, u64),
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let f = &self.library.functions;
+        let (comm, op, dtype) = (self.comms[rank], operators.ops[rank], case.dtype as c_int);
+        let (send, recv) = (send as *const c_void, recv as *mut c_void);
+        let (count, stream) = (case.count(self.comms.len()), stream.cu_stream().cast());
+        // SAFETY: the caller vouches for the buffers; the handles are alive.
+        let (call, status) = unsafe {
+            match case.collective {
+                Collective::AllReduce => {
+                    ("ncclAllReduce", (f.all_reduce)(send, recv, count, dtype, op, comm, stream))
+                }
+                Collective::ReduceScatter => {
+                    ("ncclReduceScatter", (f.reduce_scatter)(send, recv, count, dtype, op, comm, stream))
+                }
+                Collective::AllGather => {
+                    ("ncclAllGather", (f.all_gather)(send, recv, count, dtype, comm, stream))
+                }
+                Collective::Broadcast { root } => {
+                    ("ncclBroadcast", (f.broadcast)(send, recv, count, dtype, root as c_int, comm, stream))
+                }
+                Collective::Reduce { root } => {
+                    ("ncclReduce", (f.reduce)(send, recv, count, dtype, op, root as c_int, comm, stream))
+                }
+            }
+        };
+        self.library.check(call, status)
+    }
+}
+
+impl Drop for Operators<'_> {
+    fn drop(&mut self) {
+        for (&op, &comm) in self.ops.iter().zip(&self.nccl.comms).filter(|_| self.made) {
+            // SAFETY: made for this communicator; calls that use it have finished. A failure leaves nothing to do.
+            let _ = unsafe { (self.nccl.library.functions.op_destroy)(op, comm) };
+        }
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        let f = &self.library.functions;
+        for &(comm, window) in &self.windows {
+            if let Some(deregister) = f.window_deregister {
+                // SAFETY: registered with this communicator, and not used any more.
+                let _ = unsafe { deregister(comm, window) };
+            }
+        }
+        // In a group: each waits for the others.
+        let _ = self.group_start();
+        for &comm in &self.comms {
+            // SAFETY: made by `new` and destroyed once.
+            let _ = unsafe { (f.comm_destroy)(comm) };
+        }
+        let _ = self.group_end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine without NCCL says where it looked, and what to do.
+    #[test]
+    fn a_missing_library_is_an_error_that_says_what_to_do() {
+        match Library::open() {
+            Ok(library) => assert!(library.version().starts_with("2.")),
+            Err(why) => assert!(why.to_string().contains("NCCL_LIB"), "{why}"),
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_not_nccl_is_refused() {
+        // SAFETY: the C library is loaded already.
+        let Ok(library) = (unsafe { libloading::Library::new("libc.so.6") }) else { return };
+        let why = Library::from(library, "libc.so.6".into()).err().expect("no NCCL").to_string();
+        assert!(why.contains("NCCL is not available") && why.contains("libc.so.6"), "{why}");
+    }
+}
