@@ -35,7 +35,13 @@ fn collectives() -> [Collective; 5] {
 #[test]
 fn survey() {
     for file in files() {
-        let topology = match Topology::load(&file) { Ok(t) => t, Err(e) => { println!("{file:?}: {e}"); continue } };
+        let topology = match Topology::load(&file) {
+            Ok(t) => t,
+            Err(e) => {
+                println!("{file:?}: {e}");
+                continue;
+            }
+        };
         let planner = Planner::new(&topology);
         println!("{}", file.file_name().unwrap().to_str().unwrap());
         for collective in collectives() {
@@ -45,9 +51,24 @@ fn survey() {
                 let took = start.elapsed();
                 match plan {
                     Ok(plan) => {
-                    println!("   {:<14} 2^{log} {:<24} ch {:3} blocks {:4} tile {:7} {:>12.1} us {:7.2} of {:7.2} GB/s = {:.3}  in {took:?}", collective.name(), plan.label, plan.schedule.channels, plan.blocks, plan.tile_bytes, plan.predicted_us, plan.algbw_gbs(), plan.bound_algbw_gbs(), plan.fraction_of_bound());
-                    let all: Vec<String> = plan.outlooks.iter().map(|o| format!("{} {:.3}", o.name, o.fraction_of_bound)).collect();
-                    println!("         {}", all.join(", "));
+                        println!(
+                            "   {:<14} 2^{log} {:<24} ch {:3} blocks {:4} tile {:7} {:>12.1} us {:7.2} of {:7.2} GB/s = {:.3}  in {took:?}",
+                            collective.name(),
+                            plan.label,
+                            plan.schedule.channels,
+                            plan.blocks,
+                            plan.tile_bytes,
+                            plan.predicted_us,
+                            plan.algbw_gbs(),
+                            plan.bound_algbw_gbs(),
+                            plan.fraction_of_bound()
+                        );
+                        let all: Vec<String> = plan
+                            .outlooks
+                            .iter()
+                            .map(|o| format!("{} {:.3}", o.name, o.fraction_of_bound))
+                            .collect();
+                        println!("         {}", all.join(", "));
                     }
                     Err(e) => println!("   {} {e}", collective.name()),
                 }

@@ -84,7 +84,9 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
     let blocks_per_rank = BLOCKS_PER_DEVICE / endpoints.iter().map(crowd).max().unwrap_or(1);
     let mut early = endpoints.iter().all(|e| crowd(e) == 1);
     for e in &endpoints {
-        early &= e.context.compute_capability().map_err(|error| e.who.error("cuDeviceGetAttribute", error))?.0 >= 9;
+        early &=
+            e.context.compute_capability().map_err(|error| e.who.error("cuDeviceGetAttribute", error))?.0
+                >= 9;
     }
     let (mut wiring, mut states, mut control) = (None, Vec::new(), None);
     if n > 1 {
@@ -336,7 +338,8 @@ impl Member {
                 let (op, blocks) = self.program(call, input, output)?;
                 let function = kernels.program.of(call.op);
                 let early = shared.early;
-                let launch = KernelLaunch { function, blocks, threads: abi::RL_BLOCK, early, parameter: &*op };
+                let launch =
+                    KernelLaunch { function, blocks, threads: abi::RL_BLOCK, early, parameter: &*op };
                 // SAFETY: the program kernels take one rl_op; the communicator's memory outlives the operation because
                 // dropping it waits; the caller vouches for the buffers.
                 unsafe { launch.enqueue(who, stream) }?;

@@ -8,8 +8,8 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use super::bound::Bound;
 use super::candidate::{Candidate, Shape};
 use super::cost::Cut;
-use super::planner::{Encoding, PlanRequest};
-use crate::schedule::{self, Request, Schedule};
+use super::planner::PlanRequest;
+use crate::schedule::{self, Encoding, Request, Schedule};
 use crate::topology::PathType;
 use crate::{Collective, Result};
 
@@ -54,9 +54,9 @@ pub struct Plan {
     pub outlooks: Vec<Outlook>,
     /// The chosen one's place in `outlooks`.
     pub chosen: usize,
-    pub(crate) shapes: Vec<Shape>,
-    pub(crate) types: Vec<Vec<PathType>>,
-    pub(crate) ways: Vec<Vec<usize>>,
+    pub(super) shapes: Vec<Shape>,
+    pub(super) types: Vec<Vec<PathType>>,
+    pub(super) weights: Vec<u32>,
 }
 
 /// A candidate in numbers.
@@ -133,8 +133,24 @@ impl Plan {
             chosen: 0,
             shapes: vec![Shape::Mesh],
             types: vec![vec![PathType::Loc]],
-            ways: Vec::new(),
+            weights: vec![1],
         })
+    }
+
+    /// What each channel looks like.
+    #[cfg(feature = "cli")]
+    pub(crate) fn shapes(&self) -> &[Shape] {
+        &self.shapes
+    }
+
+    /// What each channel carries, relative to the others.
+    pub fn weights(&self) -> &[u32] {
+        &self.weights
+    }
+
+    /// The type of the direct way between two ranks.
+    pub fn way(&self, from: usize, to: usize) -> PathType {
+        self.types[from][to]
     }
 
     /// The number of ranks.

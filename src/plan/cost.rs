@@ -5,8 +5,9 @@
 
 use super::candidate::Candidate;
 use super::machine::Machine;
-use super::planner::{Encoding, Limits};
+use super::planner::Limits;
 use crate::Result;
+use crate::schedule::Encoding;
 use crate::schedule::simulate::{Placement, Setup, busy_times, simulate_placed};
 
 /// Starting a kernel from a stream, in microseconds.

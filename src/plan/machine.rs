@@ -90,8 +90,9 @@ fn nvlink_suffices(graph: &CapacityGraph) -> bool {
 }
 
 impl Machine {
-    /// The part of a machine on which ranks run: rank `i` on GPU `ranks[i]`.
-    pub(crate) fn new(topology: &Topology, ranks: &[usize]) -> Result<Machine> {
+    /// The part of a machine on which ranks run: rank `i` on GPU `ranks[i]`. Without `p2p` GPUs reach each other only through
+    /// PCIe and host memory.
+    pub(crate) fn new(topology: &Topology, ranks: &[usize], p2p: bool) -> Result<Machine> {
         let mut gpus: Vec<usize> = Vec::new();
         ranks.iter().for_each(|&gpu| {
             if !gpus.contains(&gpu) {
@@ -106,6 +107,9 @@ impl Machine {
         let mut capacity = part.graph();
         // Links are called by the GPUs' numbers in the machine, whatever part of it is used.
         capacity.nodes.iter_mut().zip(&gpus).for_each(|(node, gpu)| node.name = format!("GPU{gpu}"));
+        if !p2p {
+            capacity.arcs.retain(|arc| !is_nvlink(arc.kind));
+        }
         let nvlink_only = nvlink_suffices(&capacity);
         let arcs: Vec<_> = capacity.arcs.iter().filter(|arc| !nvlink_only || is_nvlink(arc.kind)).collect();
         let mut graph = Graph::new(capacity.nodes[..capacity.gpus].iter().map(|n| n.name.clone()))?;

@@ -35,9 +35,11 @@ pub(crate) mod testing;
 mod tree;
 
 pub use bound::{Bound, Certificate};
+#[cfg(feature = "cli")]
+pub(crate) use candidate::Shape;
 pub use chosen::{Outlook, Plan};
 pub use graph::{Arc, Graph, MAX_CAPACITY, MAX_GPUS};
-pub use planner::{Encoding, Limits, PlanRequest, Planner};
+pub use planner::{Limits, PlanRequest, Planner};
 pub use ratio::Ratio;
 pub use rings::{Ring, Rings};
 pub use tree::{Forest, Tree, TreeEdge};

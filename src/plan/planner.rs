@@ -10,49 +10,9 @@ use super::chosen::{Outlook, Plan};
 use super::cost::{self, Cut};
 use super::explain;
 use super::machine::Machine;
-use crate::schedule::{self, verify};
+use crate::schedule::{self, Encoding, verify};
 use crate::topology::Topology;
 use crate::{Collective, Error, Result};
-
-/// How data and flags travel over a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Encoding {
-    /// Data, then a counter behind a fence: the least work for large tiles. NCCL's name is Simple.
-    Bulk,
-    /// Stores of 8 bytes of data with 8 bytes of flags: no fence, for the smallest messages. NCCL's name is LL.
-    Packet16,
-    /// Lines of 120 bytes of data with 8 bytes of flags, over NVLink. NCCL's name is LL128.
-    Packet128,
-}
-
-impl Encoding {
-    /// All of them.
-    pub const ALL: [Encoding; 3] = [Encoding::Bulk, Encoding::Packet16, Encoding::Packet128];
-
-    /// The name: `bulk`, `packet16`, `packet128`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Encoding::Bulk => "bulk",
-            Encoding::Packet16 => "packet16",
-            Encoding::Packet128 => "packet128",
-        }
-    }
-
-    /// Bytes of data for each byte on the wire.
-    pub const fn efficiency(self) -> f64 {
-        match self {
-            Encoding::Bulk => 1.0,
-            Encoding::Packet16 => 0.5,
-            Encoding::Packet128 => 120.0 / 128.0,
-        }
-    }
-}
-
-impl std::fmt::Display for Encoding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// What a plan may use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -73,6 +33,9 @@ pub struct Limits {
     pub tile_bytes: Option<usize>,
     /// Slots of a link, at least 2.
     pub depth: u32,
+    /// Whether GPUs may write each other's memory. If not, data pass through host memory over PCIe, and NVLinks are not
+    /// used.
+    pub p2p: bool,
 }
 
 impl Default for Limits {
@@ -87,6 +50,7 @@ impl Default for Limits {
             max_channels: None,
             tile_bytes: None,
             depth: 4,
+            p2p: true,
         }
     }
 }
@@ -160,8 +124,8 @@ impl PlanRequest {
 #[derive(Debug)]
 pub struct Planner {
     topology: Topology,
-    machines: Mutex<HashMap<Vec<usize>, Arc<Machine>>>,
-    known: Mutex<HashMap<(Collective, Vec<usize>), Arc<Vec<Candidate>>>>,
+    machines: Mutex<HashMap<(Vec<usize>, bool), Arc<Machine>>>,
+    known: Mutex<HashMap<(Collective, Vec<usize>, bool), Arc<Vec<Candidate>>>>,
     plans: Mutex<HashMap<PlanRequest, Arc<Plan>>>,
 }
 
@@ -233,18 +197,25 @@ impl Planner {
         self.choose(request, true)
     }
 
-    fn machine(&self, ranks: &[usize]) -> Result<Arc<Machine>> {
+    fn machine(&self, ranks: &[usize], p2p: bool) -> Result<Arc<Machine>> {
         let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = machines.get(ranks) {
+        let key = (ranks.to_vec(), p2p);
+        if let Some(known) = machines.get(&key) {
             return Ok(known.clone());
         }
-        let machine = Arc::new(Machine::new(&self.topology, ranks)?);
-        machines.insert(ranks.to_vec(), machine.clone());
+        let machine = Arc::new(Machine::new(&self.topology, ranks, p2p)?);
+        machines.insert(key, machine.clone());
         Ok(machine)
     }
 
-    fn candidates(&self, machine: &Machine, collective: Collective, ranks: &[usize]) -> Arc<Vec<Candidate>> {
-        let key = (collective, ranks.to_vec());
+    fn candidates(
+        &self,
+        machine: &Machine,
+        collective: Collective,
+        ranks: &[usize],
+        p2p: bool,
+    ) -> Arc<Vec<Candidate>> {
+        let key = (collective, ranks.to_vec(), p2p);
         if let Some(known) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return known.clone();
         }
@@ -282,9 +253,9 @@ impl Planner {
         if ranks.len() == 1 {
             return Plan::of_one_rank(request, &ranks);
         }
-        let machine = self.machine(&ranks)?;
+        let machine = self.machine(&ranks, request.limits.p2p)?;
         let bound = machine.bound(request.collective)?;
-        let all = self.candidates(&machine, request.collective, &ranks);
+        let all = self.candidates(&machine, request.collective, &ranks, request.limits.p2p);
         let named =
             |c: &&Candidate| request.limits.algorithms.iter().any(|name| name == c.schedule.algorithm);
         let mut chosen_from: Vec<&Candidate> = all.iter().filter(named).collect();
@@ -337,7 +308,7 @@ impl Planner {
             schedule: Arc::new(chosen.candidate.schedule.clone()),
             shapes: chosen.candidate.shapes.clone(),
             types: machine.rank_types(),
-            ways: chosen.candidate.routes.iter().map(|path| path.resources.clone()).collect(),
+            weights: chosen.candidate.weights.clone(),
             chosen: best,
             outlooks,
             gpus: ranks,

@@ -227,6 +227,18 @@ pub enum Encoding {
 }
 
 impl Encoding {
+    /// All of them.
+    pub const ALL: [Encoding; 3] = [Encoding::Bulk, Encoding::Packet16, Encoding::Packet128];
+
+    /// Bytes of data for each byte on the wire.
+    pub const fn efficiency(self) -> f64 {
+        match self {
+            Encoding::Bulk => 1.0,
+            Encoding::Packet16 => 0.5,
+            Encoding::Packet128 => 120.0 / 128.0,
+        }
+    }
+
     /// `bulk`, `packet16`, `packet128`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -252,7 +264,11 @@ impl std::str::FromStr for Encoding {
             "bulk" | "simple" => Ok(Encoding::Bulk),
             "packet16" | "ll" => Ok(Encoding::Packet16),
             "packet128" | "ll128" => Ok(Encoding::Packet128),
-            _ => Err(Error::invalid_value("encoding", text, "bulk (Simple), packet16 (LL) or packet128 (LL128)")),
+            _ => Err(Error::invalid_value(
+                "encoding",
+                text,
+                "bulk (Simple), packet16 (LL) or packet128 (LL128)",
+            )),
         }
     }
 }

@@ -91,7 +91,10 @@ mod tests {
     fn only_reductions_scale() {
         let factor = ReduceOp::PreMulSum(Scalar::Float(0.5));
         let reduce = exchange(Collective::AllReduce, 0, factor);
-        assert_eq!((reduce.flags & abi::RL_OP_SCALE, reduce.scale), (abi::RL_OP_SCALE, 0.5f32.to_bits().into()));
+        assert_eq!(
+            (reduce.flags & abi::RL_OP_SCALE, reduce.scale),
+            (abi::RL_OP_SCALE, 0.5f32.to_bits().into())
+        );
         assert_eq!(exchange(Collective::AllGather, 0, factor).flags & abi::RL_OP_SCALE, 0);
         assert_ne!(exchange(Collective::ReduceScatter, 0, ReduceOp::Avg).flags & abi::RL_OP_DIVIDE, 0);
     }
