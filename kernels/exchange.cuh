@@ -282,7 +282,7 @@ template <class T, Op OP, bool LINES> __device__ __forceinline__ void run_exchan
 }  // namespace rl
 
 #define RL_EXCHANGE(NAME, T, OP, LINES)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(RL_EXCHANGE_BLOCK, 2) NAME(const __grid_constant__ rl_exchange op) { \
+  extern "C" __global__ void __launch_bounds__(RL_EXCHANGE_BLOCK, sizeof(T) == 1 ? 1 : RL_RESIDENT(T)) NAME(const __grid_constant__ rl_exchange op) { \
     rl::run_exchange<T, OP, LINES>(op);                                                                                \
   }
 #define RL_EXCHANGES(T)                                \

@@ -213,6 +213,35 @@ template <class T, Op OP> __device__ __forceinline__ void many_vectors(const rl_
   });
 }
 
+// The same for 8-bit types, four bytes at a time: sixteen accumulators for each of several vectors would not fit.
+template <class T, Op OP> __device__ __forceinline__ void many_words(const rl_op& op, const Step& o) {
+  constexpr int N = 4 / sizeof(T);
+  const Scaling<T> scaling = scaling_of<T>(op, o);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < o.vectors * 4; i += RL_THREADS) {
+    const uint32_t at = o.head * uint32_t(sizeof(T)) + i * 4;
+    typename Type<T>::Acc acc[N];
+#pragma unroll 1
+    for (uint32_t s = 0; s < o.sources; s++) {
+      T in[N];
+      const uint32_t bits = *reinterpret_cast<const uint32_t*>(o.source[s] + at);
+      memcpy(in, &bits, 4);
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        const auto x = OP == Op::Sum ? scaling.before(Type<T>::widen(in[k]), s) : Type<T>::widen(in[k]);
+        acc[k] = s == 0 ? x : combine<OP>(acc[k], x);
+      }
+    }
+    T out[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) out[k] = Type<T>::narrow(OP == Op::Sum ? scaling.after(acc[k]) : acc[k]);
+    uint32_t word;
+    memcpy(&word, out, 4);
+#pragma unroll 1
+    for (uint32_t d = 0; d < o.sinks; d++) *reinterpret_cast<uint32_t*>(o.sink[d] + at) = word;
+  }
+}
+
 // Element by element: heads, tails, and operands whose addresses disagree modulo 16.
 template <class T, Op OP> __device__ __forceinline__ void fold_scalars(const rl_op& op, const Step& o) {
   const Scaling<T> scaling = scaling_of<T>(op, o);
@@ -248,7 +277,10 @@ template <class T, Op OP> __device__ __forceinline__ void fold(const rl_op& op, 
   switch (step.path) {
     case COPY: copy_vectors<T>(step); break;
     case PAIR: pair_vectors<T, OP>(op, step); break;
-    case MANY: many_vectors<T, OP>(op, step); break;
+    case MANY:
+      if constexpr (sizeof(T) == 1) many_words<T, OP>(op, step);
+      else many_vectors<T, OP>(op, step);
+      break;
     default: break;
   }
 }

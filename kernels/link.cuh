@@ -92,17 +92,19 @@ __device__ __forceinline__ bool await_header(const O& op, uint64_t epoch, uint32
   }
 }
 
-// Packet16 flags are the low half of the epoch. Before they come round again, every box is cleared, so that no packet of
-// four billion operations ago is taken for a new one. A peer sends packets of the next operation only after it has heard
+// Packet16 flags are the low half of the epoch. Before they come round again, every box is overwritten, so that no packet
+// of four billion operations ago is taken for a new one: with this operation's number, which is odd where the box's own
+// flags are even and the other way round. A peer sends packets of the next operation only after it has heard
 // from this rank in this one, so clearing the other operation's box before that is safe. Returns whether it did anything.
 template <class O>
 __device__ __forceinline__ bool renew_flags(const O& op, uint64_t boxes16, uint64_t epoch, uint32_t part, uint32_t parts) {
   if ((epoch & 0x7fffffff) >= 2) return false;
-  const uint32_t words = RL_BOX16_BYTES / 16;
+  const uint32_t words = RL_BOX16_BYTES / 16, e = uint32_t(epoch);
+  const uint4 filler{e, e, e, e};
   for (uint32_t peer = 0; peer < op.ranks; peer++) {
     if (peer == op.rank) continue;
     char* box = reinterpret_cast<char*>(op.peers[peer].local) + boxes16 + ((epoch + 1) & 1) * RL_BOX16_BYTES;
-    for (uint32_t i = part; i < words; i += parts) store_vector(box + size_t(i) * 16, uint4{0, 0, 0, 0});
+    for (uint32_t i = part; i < words; i += parts) store_vector(box + size_t(i) * 16, filler);
   }
   __threadfence_system();
   return true;

@@ -227,7 +227,7 @@ template <class T, Op OP> __device__ __forceinline__ void run_program(const rl_o
 
 // Defines the kernels of one element type; the unit's name says which.
 #define RL_KERNEL(NAME, T, OP)                                                                              \
-  extern "C" __global__ void __launch_bounds__(RL_BLOCK, 2) NAME(const __grid_constant__ rl_op op) { \
+  extern "C" __global__ void __launch_bounds__(RL_BLOCK, RL_RESIDENT(T)) NAME(const __grid_constant__ rl_op op) { \
     rl::run_program<T, OP>(op);                                                                             \
   }
 #define RL_UNIT(T)                     \

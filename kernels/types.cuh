@@ -55,6 +55,17 @@ template <class T, __nv_fp8_interpretation_t KIND> struct Float8 {
 template <> struct Type<e4m3> : Float8<e4m3, __NV_E4M3> {};
 template <> struct Type<e5m2> : Float8<e5m2, __NV_E5M2> {};
 
+// Blocks that a multiprocessor is compiled to hold at once. One is what correctness needs (see the host's choice of
+// blocks); two leave room for another communicator, where registers allow it: not for the 8-bit types before compute
+// capability 8.9, whose conversions are long sequences of integer instructions, and not from 10.0 on, whose compiler takes more.
+#if __CUDA_ARCH__ < 890
+#define RL_RESIDENT(T) (sizeof(T) == 1 ? 1 : 2)
+#elif __CUDA_ARCH__ >= 1000
+#define RL_RESIDENT(T) 1
+#else
+#define RL_RESIDENT(T) 2
+#endif
+
 // 16 bytes as elements.
 template <class T> struct Pack {
   static constexpr int N = 16 / sizeof(T);

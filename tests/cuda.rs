@@ -282,3 +282,65 @@ fn no_transport_is_an_error_that_says_why() {
     let text = Communicator::cuda(&gpu::contexts(2, 2), &config).unwrap_err().to_string();
     assert!(text.contains("NCCL_P2P_DISABLE") && text.contains("NCCL_SHM_DISABLE"), "{text}");
 }
+
+/// Every encoding, forced, at sizes around its limits; and the flags' wrap-around.
+#[test]
+fn every_encoding_is_right_and_wraps_around() {
+    use conformance::{Engine, Job, memory::Layout, reference::run_and_check, suite::collectives};
+    use ringleader::schedule::Encoding;
+
+    let devices = devices();
+    if devices == 0 {
+        return;
+    }
+    for encoding in [Encoding::Bulk, Encoding::Packet16, Encoding::Packet128] {
+        // Two operations before the low half of the counter turns over, and long before.
+        for done in [0, (1 << 31) - 4, (1 << 32) - 4] {
+            for ranks in [2, 3, 4] {
+                let config = Config::new().encoding(encoding).operations_done(done);
+                let engine = Gpu { devices, p2p: true, threads: true, ranks: ALL };
+                let mut fleet = engine.fleet(ranks, 1, &config);
+                for collective in collectives(ranks - 1) {
+                    let jobs = [1, 14, 15, 16, 31, 1000, 16 << 10, 30_001].map(|count| {
+                        let layout = if count % 2 == 0 { Layout::IN_PLACE } else { Layout::OUT_OF_PLACE };
+                        Job::<f32>::sampled(collective, ReduceOp::Sum, ranks, count, layout, count as u64)
+                    });
+                    run_and_check(&mut fleet, jobs.into());
+                }
+            }
+        }
+    }
+}
+
+/// Packets and bulk operations take turns on one communicator.
+#[test]
+fn encodings_mix() {
+    let devices = devices();
+    if devices == 0 {
+        return;
+    }
+    let _turn = gpu::turn();
+    let ranks = Ranks::new(2, devices, &Config::new().timeout(Duration::from_secs(10)));
+    let counts = [1, 100_000, 3_000_000, 7, 7, 2_000_000, 5000, 1];
+    let mut buffers: Vec<_> =
+        ranks.streams.iter().map(|s| s.clone_htod(&vec![1i32; 3_000_000]).unwrap()).collect();
+    for round in 0..8 {
+        for ((c, s), b) in ranks.each().zip(&mut buffers) {
+            for count in counts {
+                let on = c.on(s).unwrap();
+                let mut part = b.slice_mut(..count);
+                match round % 4 {
+                    0 => on.all_reduce_in_place(&mut part, ReduceOp::Max).unwrap(),
+                    1 => on.broadcast_in_place(&mut part, round as usize % 2).unwrap(),
+                    2 => on.reduce_in_place(&mut part, ReduceOp::Max, 1).unwrap(),
+                    _ if count % 2 == 0 => on.all_gather_in_place(&mut part).unwrap(),
+                    _ => on.all_reduce_in_place(&mut part, ReduceOp::Min).unwrap(),
+                }
+            }
+        }
+    }
+    ranks.synchronize().unwrap();
+    for (s, b) in ranks.streams.iter().zip(&buffers) {
+        assert!(s.clone_dtoh(b).unwrap().iter().all(|&x| x == 1));
+    }
+}

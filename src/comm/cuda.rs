@@ -18,8 +18,8 @@ use crate::schedule::{self, Encoding, Request};
 use crate::transport::gpu::{Allowed, Endpoint, Layout, Transport, Wiring};
 use crate::types::{Collective, DataType, ReduceOp};
 
-/// Blocks of all ranks on one device together: at two a multiprocessor all of them are resident at once on every GPU
-/// the kernels are built for, with room for a second communicator.
+/// Most blocks of all ranks on one device together. They must all be resident at once, so it is also at most one for each
+/// multiprocessor, which every kernel is compiled to fit; most fit two, which leaves room for a second communicator.
 const BLOCKS_PER_DEVICE: u32 = 128;
 
 /// Up to so many bytes of a block, packets of 16 bytes are quicker than lines of 128.
@@ -81,7 +81,13 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
         })
         .collect::<Result<Vec<_>>>()?;
     let crowd = |e: &Endpoint| endpoints.iter().filter(|o| o.bus_id == e.bus_id).count() as u32;
-    let blocks_per_rank = BLOCKS_PER_DEVICE / endpoints.iter().map(crowd).max().unwrap_or(1);
+    let mut blocks_per_rank = BLOCKS_PER_DEVICE;
+    for e in &endpoints {
+        let count = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = e.context.attribute(count).map_err(|error| e.who.error("cuDeviceGetAttribute", error))?;
+        blocks_per_rank = blocks_per_rank.min(BLOCKS_PER_DEVICE.min(count as u32) / crowd(e));
+    }
+    let blocks_per_rank = blocks_per_rank.max(1);
     let mut early = endpoints.iter().all(|e| crowd(e) == 1);
     for e in &endpoints {
         early &=
@@ -91,15 +97,16 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
     let (mut wiring, mut states, mut control) = (None, Vec::new(), None);
     if n > 1 {
         let allowed = Allowed { p2p: !config.p2p_disabled, shm: !config.shm_disabled };
-        wiring = Some(Wiring::new(&endpoints, allowed, Layout::for_ranks(n))?);
+        wiring = Some(Wiring::new(&endpoints, allowed, Layout::for_ranks(n), config.operations_done)?);
         for e in &endpoints {
             states.push(DeviceMemory::zeroed(e.who, &e.context, size_of::<abi::rl_state>())?);
         }
         let line = abi::RL_LINE as usize;
         control = Some(HostMemory::zeroed(endpoints[0].who, &endpoints[0].context, line * (n + 1))?);
         for (e, state) in endpoints.iter().zip(&states) {
-            let start = abi::rl_state { epoch: config.operations_done, ..Default::default() };
-            state.write(e.who, &start)?;
+            let done = config.operations_done;
+            let start = abi::rl_state { epoch: done, packet_epoch: done, ..Default::default() };
+            state.write(e.who, 0, &start)?;
         }
         // cuMemsetD8 may run behind the host: no kernel may see memory before it is cleared.
         for e in &endpoints {
@@ -215,13 +222,13 @@ impl Shared {
         let algorithm = forced.or_else(|| able("direct")).or_else(|| able("ring"));
         let algorithm = algorithm.expect("a ring can do every collective").name();
         let prepared = self.prepare(call.collective, algorithm)?;
-        let lanes = self.config.lanes.unwrap_or_else(|| {
-            // Half a tile's worth of work for each lane is where another lane stops paying.
-            let per_lane = 32 * 1024;
-            (bytes / self.ranks() / per_lane).clamp(1, 64) as u32
-        });
+        // Measured on two H200s: below 32 KiB a lane another lane costs more than it brings; a ring, whose workers wait in
+        // turn, gains nothing beyond 64.
+        let most = if algorithm == "ring" { 64 } else { self.blocks_per_rank };
+        let lanes =
+            self.config.lanes.unwrap_or((bytes / self.ranks() / (32 << 10)).clamp(1, most as usize) as u32);
         let lanes = lanes.min(self.blocks_per_rank / prepared.workers()).max(1);
-        let tile = self.config.tile_bytes.unwrap_or(128 * 1024) as u32;
+        let tile = self.config.tile_bytes.unwrap_or(64 * 1024) as u32;
         let fifo = self.wiring.as_ref().map_or(0, |w| w.layout().fifo);
         let cut = prepared.cut(lanes, tile, fifo);
         Ok((prepared, cut))

@@ -37,6 +37,10 @@ pub use group::{Group, group};
 #[cfg(feature = "cuda")]
 pub use on_stream::OnStream;
 
+/// What `perf` needs of the compiled kernels: a unit that is no collective's.
+#[cfg(all(feature = "cuda", feature = "cli"))]
+pub(crate) use crate::engine::cuda::kernels::image as kernel_image;
+
 use std::io::Write as _;
 
 #[cfg(feature = "cuda")]

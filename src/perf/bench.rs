@@ -210,6 +210,29 @@ impl Bench {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl Bench {
+    /// Runs a call beside a matrix product that fills the GPUs, with several numbers of lanes and `config` for the
+    /// rest, and measures how much each slows.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] on CPU ranks; else as [`measure`](Self::measure).
+    pub fn overlap(
+        &mut self,
+        case: &Case,
+        timing: &super::Timing,
+        config: &Config,
+    ) -> Result<Vec<super::Overlap>> {
+        match &mut self.ranks {
+            Ranks::Host(_) => {
+                let reason = "it needs GPUs, where a product can run beside a collective".into();
+                Err(Error::Unavailable { what: "an overlap measurement".into(), reason })
+            }
+            Ranks::Gpu(gpus) => gpus.overlap(case, timing, config),
+        }
+    }
+}
+
 fn are(gpus: usize) -> String {
     if gpus == 1 { "is one".to_owned() } else { format!("are {gpus}") }
 }

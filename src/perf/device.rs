@@ -58,12 +58,6 @@ impl Gpu {
         Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0 {name}"))
     }
 
-    /// How many multiprocessors the device has.
-    pub(super) fn multiprocessors(&self) -> Result<u32> {
-        let n = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-        n.map(|n| n as u32).map_err(self.error("cuDeviceGetAttribute"))
-    }
-
     /// Whether everything enqueued has finished.
     fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream is alive.
@@ -185,10 +179,15 @@ impl Memory {
         self.bytes
     }
 
-    /// The address of a byte.
-    pub(super) fn address(&self, byte: usize) -> u64 {
-        assert!(byte <= self.bytes, "within the memory");
+    /// The address of a byte that has so many bytes from it on.
+    pub(super) fn place(&self, byte: usize, bytes: usize) -> u64 {
+        self.check(byte, bytes);
         self.address + byte as u64
+    }
+
+    /// The stream that all work on it goes through.
+    pub(super) fn stream(&self) -> &CudaStream {
+        &self.gpu.stream
     }
 
     /// Elements from a byte on.
@@ -326,4 +325,63 @@ pub(super) fn copy_limit(pairs: &[(&Memory, &Memory)]) -> Result<f64> {
         best = best.min(started.elapsed().as_secs_f64() / COPIES as f64);
     }
     Ok(bytes as f64 / best)
+}
+
+/// A matrix product of ours that keeps every multiprocessor of a device busy, on a stream of its own.
+#[derive(Debug)]
+pub(super) struct Product {
+    pub(super) gpu: Gpu,
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+    /// Two factors and the result.
+    matrices: [Memory; 3],
+}
+
+/// Rows and columns of the matrices: 137 billion operations, a few milliseconds of a large GPU.
+const SIDE: u32 = 4096;
+
+impl Product {
+    /// Loads the kernel and allocates the matrices.
+    pub(super) fn new(rank: usize, ordinal: usize, image: &'static [u8]) -> Result<Self> {
+        let gpu = Gpu::new(rank, ordinal)?;
+        gpu.bind()?;
+        let bytes = (SIDE * SIDE) as usize * size_of::<f32>();
+        let matrices = [Memory::new(&gpu, bytes)?, Memory::new(&gpu, bytes)?, Memory::new(&gpu, bytes)?];
+        for matrix in &matrices {
+            matrix.set(0, bytes, 0)?;
+        }
+        // SAFETY: the image is a complete fatbin that nvcc wrote; the context is current.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let module = module.map_err(gpu.error("cuModuleLoadData"))?;
+        // SAFETY: the module was just loaded, and is unloaded when this is dropped.
+        let function = unsafe { result::module::get_function(module, c"busy_product".into()) };
+        let function = function.map_err(gpu.error("cuModuleGetFunction"))?;
+        Ok(Product { gpu, module, function, matrices })
+    }
+
+    /// Enqueues so many products.
+    pub(super) fn enqueue(&self, times: usize) -> Result<()> {
+        self.gpu.bind()?;
+        let [a, b, c] = &self.matrices;
+        let (mut a, mut b, mut c, mut n) = (a.address, b.address, c.address, SIDE);
+        let mut parameters: [*mut std::ffi::c_void; 4] =
+            [(&raw mut a).cast(), (&raw mut b).cast(), (&raw mut c).cast(), (&raw mut n).cast()];
+        let grid = (SIDE / 64, SIDE / 64, 1);
+        for _ in 0..times {
+            let stream = self.gpu.stream.cu_stream();
+            // SAFETY: the kernel takes three matrices of n times n floats and n; they are freed after the stream is idle.
+            unsafe { result::launch_kernel(self.function, grid, (256, 1, 1), 0, stream, &mut parameters) }
+                .map_err(self.gpu.error("cuLaunchKernel"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Product {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() && self.gpu.wait().is_ok() {
+            // SAFETY: loaded by `new`; nothing runs any more. A failure leaves nothing to do.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
 }

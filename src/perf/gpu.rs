@@ -23,8 +23,7 @@ const ROTATE_BYTES: usize = 128 << 20;
 /// Messages begin at multiples of this.
 const ALIGN: usize = 512;
 
-/// How many graphs are launched one after the other for one sample: the time it takes to launch the first on all
-/// devices counts, but little.
+/// How many graphs are launched one after the other for one sample.
 const LAUNCHES: usize = 4;
 
 /// How many GPUs there are for us.
@@ -43,32 +42,32 @@ struct Buffers {
 #[derive(Debug)]
 pub(super) struct GpuRanks {
     // Fields are dropped in this order: communicators first, for they wait for what is in flight.
-    comms: Vec<Communicator>,
+    pub(super) comms: Vec<Communicator>,
     /// NCCL's own, where they are registered windows.
     windows: Option<Vec<Buffers>>,
-    nccl: Option<Nccl>,
+    pub(super) nccl: Option<Nccl>,
     buffers: Vec<Buffers>,
-    gpus: Vec<Gpu>,
+    pub(super) gpus: Vec<Gpu>,
     mode: Mode,
     limit: Option<f64>,
 }
 
 /// Which library makes the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Library {
+pub(super) enum Library {
     Ours,
     Nccl,
 }
 
 /// Where in the buffers the messages of a batch are: call `i` uses place `i % places`.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+pub(super) struct Places {
     stride: usize,
     places: usize,
 }
 
 impl Places {
-    fn new(message_bytes: usize, buffer_bytes: usize, calls: usize) -> Self {
+    pub(super) fn new(message_bytes: usize, buffer_bytes: usize, calls: usize) -> Self {
         let stride = message_bytes.next_multiple_of(ALIGN).max(ALIGN);
         Places { stride, places: (buffer_bytes / stride).clamp(1, calls.max(1)) }
     }
@@ -79,9 +78,9 @@ impl Places {
 }
 
 /// A library, with what it needs for the calls of a case.
-struct Contender<'a> {
-    library: Library,
-    operators: Option<Operators<'a>>,
+pub(super) struct Contender<'a> {
+    pub(super) library: Library,
+    pub(super) operators: Option<Operators<'a>>,
 }
 
 /// A batch of captured calls: one graph for each rank, none in stream mode.
@@ -178,7 +177,7 @@ impl GpuRanks {
         let ranks = self.gpus.len();
         let bytes = case.message_bytes(ranks);
         let calls = timing.calls.unwrap_or_else(|| batch(bytes)).max(1);
-        let places = Places::new(bytes, self.buffers[0].send.bytes(), calls);
+        let places = Places::new(bytes, self.buffer_bytes(), calls);
         let data = Data::<T>::new(case, ranks, timing.seed);
         self.comms[0].preload(case.dtype)?;
         let mut contenders = vec![Contender { library: Library::Ours, operators: None }];
@@ -223,8 +222,30 @@ impl GpuRanks {
         }
     }
 
+    /// How long the buffers are.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffers[0].send.bytes()
+    }
+
+    /// The devices in use, each with the first rank on it.
+    pub(super) fn devices(&self) -> Vec<(usize, usize)> {
+        let mut devices: Vec<(usize, usize)> = Vec::new();
+        for gpu in &self.gpus {
+            if devices.iter().all(|&(_, d)| d != gpu.context.ordinal()) {
+                devices.push((gpu.rank, gpu.context.ordinal()));
+            }
+        }
+        devices
+    }
+
     /// Every rank's contributions, at every place.
-    fn fill<T: Sample>(&self, library: Library, case: &Case, data: &Data<T>, places: &Places) -> Result<()> {
+    pub(super) fn fill<T: Sample>(
+        &self,
+        library: Library,
+        case: &Case,
+        data: &Data<T>,
+        places: &Places,
+    ) -> Result<()> {
         let (ranks, size) = (self.gpus.len(), size_of::<T>());
         for (rank, buffers) in self.buffers(library).iter().enumerate() {
             let input = case.input(rank, ranks);
@@ -262,16 +283,12 @@ impl GpuRanks {
             (contender.library, &self.nccl, &contender.operators)
         {
             let size = size_of::<T>();
+            let Buffers { send, recv } = buffers;
             let (send, recv) = match case.in_place {
-                true => (
-                    buffers.recv.address(byte + input.start * size),
-                    buffers.recv.address(byte + output.start * size),
-                ),
-                false => (buffers.send.address(byte), buffers.recv.address(byte)),
+                true => ((recv, byte + input.start * size), (recv, byte + output.start * size)),
+                false => ((send, byte), (recv, byte)),
             };
-            // SAFETY: a place of both buffers holds a whole message of the case; buffers are freed after the stream
-            // has become idle.
-            return unsafe { nccl.enqueue(case, rank, operators, (send, recv), stream) };
+            return nccl.enqueue(case, rank, operators, send, recv);
         }
         let on = self.comms[rank].on(stream)?;
         if case.in_place {
@@ -298,7 +315,7 @@ impl GpuRanks {
     }
 
     /// Enqueues calls of all ranks from this thread.
-    fn issue<T: Sample>(
+    pub(super) fn issue<T: Sample>(
         &self,
         contender: &Contender<'_>,
         case: &Case,
@@ -318,7 +335,7 @@ impl GpuRanks {
     }
 
     /// Waits for all ranks.
-    fn wait(&self, library: Library) -> Result<()> {
+    pub(super) fn wait(&self, library: Library) -> Result<()> {
         let waited = self.gpus.iter().try_for_each(Gpu::wait);
         if library == Library::Ours {
             if waited.is_err() {
@@ -395,6 +412,8 @@ impl GpuRanks {
                 Ok((last - first).as_secs_f64() / calls as f64)
             }
             Mode::Graph => {
+                // A first one, not timed, brings the ranks together and hides how long the host takes to launch.
+                self.launch(graphs)?;
                 let starts = self.gpus.iter().map(Gpu::mark).collect::<Result<Vec<_>>>()?;
                 for _ in 0..LAUNCHES {
                     self.launch(graphs)?;

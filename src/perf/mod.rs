@@ -13,12 +13,16 @@ mod gpu;
 mod host;
 #[cfg(feature = "cuda")]
 mod nccl;
+#[cfg(feature = "cuda")]
+mod overlap;
 mod progress;
 mod sizes;
 mod table;
 
 pub use bench::{Bench, Device, Mode, Nccl, Setup};
 pub use case::Case;
+#[cfg(feature = "cuda")]
+pub use overlap::Overlap;
 pub use progress::Progress;
 pub use sizes::{Step, format_bytes, parse_bytes, parse_list, size_range};
 pub use table::{Measured, Row, Table};

@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
-
 use super::case::Case;
 use super::device::{Free, Gpu, Memory};
 use crate::error::{Error, Result};
@@ -226,7 +224,7 @@ impl Nccl {
             // SAFETY: the memory is NCCL's own and lives until the window is gone; the out-parameter lives until the
             // group's end.
             let status = unsafe {
-                register(comm, memory.address(0) as *mut c_void, bytes, window, WIN_COLL_SYMMETRIC)
+                register(comm, memory.place(0, bytes) as *mut c_void, bytes, window, WIN_COLL_SYMMETRIC)
             };
             self.library.check("ncclCommWindowRegister", status)?;
         }
@@ -279,24 +277,26 @@ impl Nccl {
         self.library.check("ncclGroupEnd", unsafe { (self.library.functions.group_end)() })
     }
 
-    /// Enqueues one rank's call.
-    ///
-    /// # Safety
-    /// `send` and `recv` are the addresses of that rank's input and output, as long as the case says, in memory of the
-    /// stream's device, until the stream has passed the call.
-    pub(super) unsafe fn enqueue(
+    /// Enqueues one rank's call on the stream of its buffers: `send` and `recv` are memory and the byte where input and
+    /// output begin in it.
+    pub(super) fn enqueue(
         &self,
         case: &Case,
         rank: usize,
         operators: &Operators<'_>,
-        (send, recv): (u64, u64),
-        stream: &CudaStream,
+        send: (&Memory, usize),
+        recv: (&Memory, usize),
     ) -> Result<()> {
         let f = &self.library.functions;
         let (comm, op, dtype) = (self.comms[rank], operators.ops[rank], case.dtype as c_int);
-        let (send, recv) = (send as *const c_void, recv as *mut c_void);
-        let (count, stream) = (case.count(self.comms.len()), stream.cu_stream().cast());
-        // SAFETY: the caller vouches for the buffers; the handles are alive.
+        let (ranks, size) = (self.comms.len(), case.dtype.size());
+        let (input, output) = (case.input(rank, ranks).len() * size, case.output(rank, ranks).len() * size);
+        let stream = recv.0.stream().cu_stream().cast();
+        let send = send.0.place(send.1, input) as *const c_void;
+        let recv = recv.0.place(recv.1, output) as *mut c_void;
+        let count = case.count(ranks);
+        // SAFETY: the handles are alive; the buffers are as long as the call says, and `Memory` is freed only after its
+        // stream has passed the call.
         let (call, status) = unsafe {
             match case.collective {
                 Collective::AllReduce => {

@@ -16,12 +16,12 @@ pub fn parse_bytes(text: &str) -> Result<usize> {
     let bad = || Error::invalid_value("bytes", text, "a size such as 8, 512K, 64M or 1G");
     let upper = text.trim().to_ascii_uppercase();
     let number = upper.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match upper[number.len()..].trim_end_matches('B').trim_end_matches('I') {
-        "" if upper[number.len()..].len() < 2 => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
+    let shift = match &upper[number.len()..] {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
         _ => return Err(bad()),
     };
     let unit = (1u64 << shift) as f64;

@@ -107,6 +107,28 @@ enum Memory {
     Host(HostMemory),
 }
 
+impl Memory {
+    fn write<T: Copy>(&self, who: Who, byte: usize, value: &T) -> Result<()> {
+        match self {
+            Memory::Device(m) => m.write(who, byte, value),
+            Memory::Host(m) => {
+                m.write(byte, value);
+                Ok(())
+            }
+        }
+    }
+
+    fn fill(&self, who: Who, byte: usize, word: u32, words: usize) -> Result<()> {
+        match self {
+            Memory::Device(m) => m.fill(who, byte, word, words),
+            Memory::Host(m) => {
+                m.fill(byte, word, words);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// How a region is divided; the same for all of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -162,8 +184,23 @@ pub(crate) struct Wiring {
 }
 
 impl Wiring {
-    /// Chooses transports, enables peer access and allocates every region.
-    pub(crate) fn new(ranks: &[Endpoint], allowed: Allowed, layout: Layout) -> Result<Self> {
+    /// Chooses transports, enables peer access, allocates every region and makes it look as it does after `operations`
+    /// operations: headers say so, and no box holds a flag that could be taken for a coming one.
+    pub(crate) fn new(ranks: &[Endpoint], allowed: Allowed, layout: Layout, operations: u64) -> Result<Self> {
+        let wiring = Self::allocate(ranks, allowed, layout)?;
+        let header =
+            abi::rl_header { ticket: operations << 32, output: operations << 48, ..Default::default() };
+        for (owner, row) in ranks.iter().zip(&wiring.regions) {
+            for memory in row.iter().flatten() {
+                memory.write(owner.who, 0, &header)?;
+                // Flags in the box of even operations are even.
+                memory.fill(owner.who, layout.boxes16(), 1, abi::RL_BOX16_BYTES as usize / 4)?;
+            }
+        }
+        Ok(wiring)
+    }
+
+    fn allocate(ranks: &[Endpoint], allowed: Allowed, layout: Layout) -> Result<Self> {
         let n = ranks.len();
         let mut transports = vec![vec![Transport::Local; n]; n];
         for (i, from) in ranks.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! `ringleader perf`: times a collective over a range of sizes, beside NCCL where asked for.
 
 mod options;
+mod overlap;
 mod plot;
 mod report;
 
@@ -17,13 +18,17 @@ use report::Report;
 /// Measures what the options ask for, and writes a table or JSON to `out`.
 pub(super) fn run(options: &Options, out: &mut dyn Write) -> Result<Outcome> {
     let timing = options.timing();
-    let mut bench = Bench::new(&options.setup()?)?;
+    let setup = options.setup()?;
+    let mut bench = Bench::new(&setup)?;
     let collective = options.collective(bench.ranks())?;
-    let mut report = Report::new(options, collective, &bench);
-    if !options.json {
-        write(out, &report.preamble())?;
+    if options.overlap {
+        return overlap::run(options, collective, &mut bench, &setup.config, out);
     }
+    let mut report = Report::new(options, collective, &bench);
     let table = bench.table();
+    if !options.json {
+        write(out, &(report.preamble() + &table.header()))?;
+    }
     let cases = cases(options, collective, &bench)?;
     let progress = Progress::new(cases.len());
     let mut rows: Vec<Row> = Vec::with_capacity(cases.len());
@@ -146,6 +151,7 @@ mod tests {
             ("all_reduce --device cpu --algorithm rong", "rong"),
             ("all_reduce --device cpu --compare nccl", "NCCL"),
             ("all_reduce --device cpu -g 1000", "1000"),
+            ("all_reduce --device cpu --overlap", "overlap"),
         ] {
             let message = perf(arguments).expect_err(arguments).to_string();
             assert!(message.contains(expected), "{arguments}: {message}");

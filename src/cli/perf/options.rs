@@ -18,8 +18,8 @@ pub(in crate::cli) struct Options {
     collective: Collective,
 
     /// First message size [default: 8]
-    #[arg(short = 'b', long = "minbytes", value_parser = parse_bytes, default_value = "8")]
-    minbytes: usize,
+    #[arg(short = 'b', long = "minbytes", value_parser = parse_bytes)]
+    minbytes: Option<usize>,
 
     /// Last message size [default: 1G on GPUs, 16M on CPU ranks]
     #[arg(short = 'e', long = "maxbytes", value_parser = parse_bytes)]
@@ -109,6 +109,10 @@ pub(in crate::cli) struct Options {
     #[arg(short = 'R', long, requires = "compare")]
     window: bool,
 
+    /// Measure how much the collective and a matrix product beside it slow each other, on GPUs [default sizes: 16M to 256M]
+    #[arg(long, conflicts_with_all = ["graph", "place", "plot"])]
+    pub(super) overlap: bool,
+
     /// Print JSON instead of a table
     #[arg(long)]
     pub(super) json: bool,
@@ -178,9 +182,14 @@ impl Options {
 
     /// The message sizes.
     pub(super) fn sizes(&self, on_gpus: bool) -> Result<Vec<usize>> {
-        let most = if on_gpus { 1 << 30 } else { 16 << 20 };
+        let (least, most) = match (self.overlap, on_gpus) {
+            (true, _) => (16 << 20, 256 << 20),
+            (false, true) => (8, 1 << 30),
+            (false, false) => (8, 16 << 20),
+        };
+        let first = self.minbytes.unwrap_or(self.maxbytes.map_or(least, |last| last.min(least)));
         let step = self.stepbytes.map_or(Step::Factor(self.stepfactor), Step::Bytes);
-        size_range(self.minbytes, self.maxbytes.unwrap_or(most.max(self.minbytes)), step)
+        size_range(first, self.maxbytes.unwrap_or(most.max(first)), step)
     }
 
     /// Out of place first, as in nccl-tests.

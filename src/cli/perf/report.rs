@@ -98,7 +98,7 @@ impl Report {
         format!("{} {}{op}, {} ranks, {}", self.collective, self.datatype, self.ranks, self.mode)
     }
 
-    /// The lines above the table's header, and the header.
+    /// The lines above the table.
     pub(super) fn preamble(&self) -> String {
         let mut lines =
             vec![format!("ringleader {}: {}", self.version, self.title()), format!("on {}", self.device)];
@@ -108,9 +108,7 @@ impl Report {
         lines.extend(self.copy_engine_limit.map(|limit| {
             format!("copy engines move {limit:.1} GB/s from each GPU to the next, both directions at once")
         }));
-        let text: String = lines.iter().map(|line| format!("# {line}\n")).collect();
-        let table = Table { ranks: self.ranks, nccl: self.nccl.is_some(), limit: self.copy_engine_limit };
-        format!("{text}#\n{}", table.header())
+        lines.iter().map(|line| format!("# {line}\n")).collect::<String>() + "#\n"
     }
 
     /// The report as JSON.

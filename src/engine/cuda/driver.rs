@@ -78,14 +78,22 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Writes a plain structure to its beginning.
-    pub(crate) fn write<T: Copy>(&self, who: Who, value: &T) -> Result<()> {
-        assert!(size_of::<T>() <= self.bytes, "within the memory");
+    /// Writes a plain structure. Nothing may run on the memory yet.
+    pub(crate) fn write<T: Copy>(&self, who: Who, byte: usize, value: &T) -> Result<()> {
+        assert!(byte + size_of::<T>() <= self.bytes, "within the memory");
         self.context.bind_to_thread().map_err(|e| who.error("cuCtxSetCurrent", e))?;
-        // SAFETY: the destination holds as many bytes as the source; nothing runs on it yet.
-        let status =
-            unsafe { sys::cuMemcpyHtoD_v2(self.address, (&raw const *value).cast(), size_of::<T>()) };
+        let to = self.address + byte as u64;
+        // SAFETY: the destination holds as many bytes as the source; nobody else uses it.
+        let status = unsafe { sys::cuMemcpyHtoD_v2(to, (&raw const *value).cast(), size_of::<T>()) };
         who.check("cuMemcpyHtoD_v2", status)
+    }
+
+    /// Writes one word over and over. Nothing may run on the memory yet.
+    pub(crate) fn fill(&self, who: Who, byte: usize, word: u32, words: usize) -> Result<()> {
+        assert!(byte.is_multiple_of(4) && byte + 4 * words <= self.bytes, "within the memory");
+        self.context.bind_to_thread().map_err(|e| who.error("cuCtxSetCurrent", e))?;
+        // SAFETY: aligned and in bounds; nobody else uses it.
+        who.check("cuMemsetD32_v2", unsafe { sys::cuMemsetD32_v2(self.address + byte as u64, word, words) })
     }
 
     /// The first byte, in the unified address space.
@@ -152,6 +160,23 @@ impl HostMemory {
         // SAFETY: aligned and in bounds; the memory lives as long as `self`; kernels access it with system-scope
         // accesses of the same size.
         unsafe { &*self.pointer.add(byte).cast() }
+    }
+
+    /// Writes a plain structure. Nothing may run on the memory yet.
+    pub(crate) fn write<T: Copy>(&self, byte: usize, value: &T) {
+        assert!(
+            byte.is_multiple_of(align_of::<T>()) && byte + size_of::<T>() <= self.bytes,
+            "within the memory"
+        );
+        // SAFETY: aligned and in bounds; nobody else uses it.
+        unsafe { self.pointer.add(byte).cast::<T>().write(*value) }
+    }
+
+    /// Writes one word over and over. Nothing may run on the memory yet.
+    pub(crate) fn fill(&self, byte: usize, word: u32, words: usize) {
+        assert!(byte.is_multiple_of(4) && byte + 4 * words <= self.bytes, "within the memory");
+        // SAFETY: aligned and in bounds; nobody else uses it.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(byte).cast::<u32>(), words) }.fill(word);
     }
 
     /// Copies a plain structure out of it.

@@ -71,6 +71,19 @@ pub(crate) fn embedded() -> Result<()> {
     Ok(())
 }
 
+/// The fatbin of a unit.
+///
+/// # Errors
+/// [`Error::Unavailable`] if this build has none.
+pub(crate) fn image(unit: &str) -> Result<&'static [u8]> {
+    embedded()?;
+    let image = MODULES.iter().find(|(name, _)| *name == unit).map(|(_, image)| *image);
+    image.ok_or_else(|| Error::Unavailable {
+        what: format!("the CUDA kernels for {unit}"),
+        reason: "this binary was built without them".into(),
+    })
+}
+
 type Key = (usize, DataType);
 
 /// Kernels already loaded, by context address and type. Weak: the communicators that use them keep them.
@@ -83,13 +96,7 @@ pub(crate) fn load(who: Who, context: &Arc<CudaContext>, dtype: DataType) -> Res
     if let Some(kernels) = loaded.get(&key).and_then(Weak::upgrade) {
         return Ok(kernels);
     }
-    embedded()?;
-    let image = MODULES.iter().find(|(name, _)| *name == dtype.name()).map(|(_, image)| *image);
-    let image = image.ok_or_else(|| Error::Unavailable {
-        what: format!("the CUDA kernels for {dtype}"),
-        reason: "this binary was built without them".into(),
-    })?;
-    let module = Module::load(who, context, image)?;
+    let module = Module::load(who, context, image(dtype.name())?)?;
     let load = |names| Family::load(who, &module, names);
     let kernels = Arc::new(Kernels {
         program: load([c"fold_sum", c"fold_prod", c"fold_min", c"fold_max"])?,

@@ -12,7 +12,7 @@ pub(crate) trait Accumulator: Copy + Default {
     fn mul(self, other: Self) -> Self;
     fn minimum(self, other: Self) -> Self;
     fn maximum(self, other: Self) -> Self;
-    /// Divides by a number of ranks; integers round toward zero.
+    /// Divides by a number of ranks: floats multiply by the reciprocal, integers round toward zero.
     fn divide(self, ranks: u64) -> Self;
     /// A factor rounded to this type; integers take the low bits.
     fn factor(scalar: Scalar) -> Self;
@@ -69,7 +69,7 @@ macro_rules! float {
                 if self.is_nan() | other.is_nan() { self + other } else { ordered }
             }
             fn divide(self, ranks: u64) -> Self {
-                self / ranks as $t
+                self * (1.0 / ranks as $t)
             }
             fn factor(scalar: Scalar) -> Self {
                 scalar.as_f64() as $t
