@@ -257,10 +257,11 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() && self.gpu.wait().is_ok() {
-            if let Some(free) = self.free.take() {
-                free(self.address);
-            }
+        if self.gpu.bind().is_ok()
+            && self.gpu.wait().is_ok()
+            && let Some(free) = self.free.take()
+        {
+            free(self.address);
         }
     }
 }
