@@ -24,7 +24,7 @@ pub(super) fn svg(topology: &Topology) -> String {
     let layout = Layout::new(topology);
     let legend = Legend::new(topology);
     let mut svg = Svg::new(layout.width, layout.height + 34.0 + 18.0 * legend.entries.len() as f64);
-    svg.text_from(20.0, 26.0, 16, "bold", "#111", topology.name());
+    svg.text_from(20.0, 26.0, 16, "bold", "#111", short_name(topology));
     let arcs = topology.links().iter().filter(|l| is_arc(topology, l)).count();
     let mut labels: Vec<(f64, f64, String, String)> = Vec::new();
     for link in topology.links() {
@@ -100,8 +100,8 @@ pub(super) fn svg(topology: &Topology) -> String {
                 (BOX, "#d9ead3")
             }
             NodeKind::NvSwitch => (layout.width - 60.0, "#fff2cc"),
-            NodeKind::PciSwitch => (BOX + 18.0, "#dce6f2"),
-            NodeKind::Cpu(_) => (BOX + 18.0, "#e6dff0"),
+            NodeKind::PciSwitch => (BOX + 24.0, "#dce6f2"),
+            NodeKind::Cpu(_) => (BOX + 24.0, "#e6dff0"),
             NodeKind::Nic(_) => continue,
         };
         if nics > 0 {
@@ -120,6 +120,12 @@ pub(super) fn svg(topology: &Topology) -> String {
     }
     svg.text_from(24.0, y + 6.0, 11, "normal", "#555", "GB/s in each direction");
     svg.finish()
+}
+
+/// The machine's name, or that of its file without the folder.
+pub(super) fn short_name(topology: &Topology) -> &str {
+    let name = topology.name();
+    name.rsplit(['/', '\\']).next().filter(|last| !last.is_empty()).unwrap_or(name)
 }
 
 /// `PCI 0000:08:00.0` without what is the same everywhere.

@@ -1,5 +1,6 @@
 //! A picture of a plan: its candidates as bars, and each ring or tree of the chosen one.
 
+use super::picture;
 use super::svg::{COLOURS, Svg};
 use crate::plan::{Plan, Shape};
 use crate::topology::{PathType, Topology};
@@ -19,9 +20,9 @@ pub(super) fn svg(plan: &Plan, topology: &Topology) -> String {
     let rows = panels.div_ceil(columns);
     let width = columns as f64 * PANEL + 40.0;
     let mut svg = Svg::new(width, top + rows as f64 * (PANEL + 20.0) + 60.0);
-    let title = format!("{} of {} bytes on {}", plan.collective.name(), plan.bytes, topology.name());
+    let title =
+        format!("{} of {} bytes on {}", plan.collective.name(), plan.bytes, picture::short_name(topology));
     svg.text_from(20.0, 26.0, 16, "bold", "#111", &title);
-    let unit = if plan.bytes > 0 { "GB/s" } else { "" };
     let bound = format!("bound {:.1} GB/s", plan.bound_algbw_gbs());
     svg.text_from(20.0, 46.0, 12, "normal", "#555", &bound);
     let room = width - 400.0;
@@ -35,17 +36,13 @@ pub(super) fn svg(plan: &Plan, topology: &Topology) -> String {
         svg.text_from(20.0, y + 4.0, 12, weight, "#111", &format!("{} {}", o.name, o.encoding));
         let long = (o.fraction_of_bound.min(1.0) * room).max(1.0);
         svg.path(&format!("M200 {y:.1} L{:.1} {y:.1}", 200.0 + long), colour, 12.0, false);
-        let figure = format!(
-            "{:.1} us, {:.2} {unit}, {:.0}%",
-            o.predicted_us,
-            o.algbw_gbs,
-            100.0 * o.fraction_of_bound
-        );
+        let figure =
+            format!("{:.1} us, {:.2} GB/s, {:.0}%", o.predicted_us, o.algbw_gbs, 100.0 * o.fraction_of_bound);
         svg.text_from(208.0 + room.min(long), y + 4.0, 11, weight, "#111", &figure);
     }
     let total: u32 = plan.weights().iter().sum();
     let kinds = kinds(plan);
-    for (channel, shape) in plan.shapes().iter().enumerate().take(panels) {
+    for channel in 0..panels {
         let (column, row) = (channel % columns, channel / columns);
         let (x, y) = (
             20.0 + column as f64 * PANEL + PANEL / 2.0,
@@ -60,7 +57,7 @@ pub(super) fn svg(plan: &Plan, topology: &Topology) -> String {
             "#111",
             &format!("channel {channel}: {share:.1}% of the message"),
         );
-        draw(&mut svg, plan, shape, (x, y + 6.0), &kinds);
+        draw(&mut svg, plan, channel, (x, y + 6.0), &kinds);
     }
     let mut x = 24.0;
     let y = top + rows as f64 * (PANEL + 20.0) + 24.0;
@@ -84,14 +81,24 @@ pub(super) fn svg(plan: &Plan, topology: &Topology) -> String {
 
 /// The types of the ways that are used, nearest first.
 fn kinds(plan: &Plan) -> Vec<PathType> {
-    let mut kinds: Vec<PathType> = plan.schedule.links.iter().map(|l| plan.way(l.from, l.to)).collect();
+    let mut kinds: Vec<PathType> = plan.ways().to_vec();
     kinds.sort();
     kinds.dedup();
     kinds
 }
 
+/// The type of the way between two ranks in a channel, in whichever direction it has a link.
+fn way(plan: &Plan, channel: usize, from: usize, to: usize) -> PathType {
+    let joins = |l: &crate::schedule::Link| {
+        l.channel as usize == channel && [(from, to), (to, from)].contains(&(l.from, l.to))
+    };
+    let at = plan.schedule.links.iter().position(joins);
+    at.map_or(PathType::Dis, |at| plan.ways()[at])
+}
+
 /// One channel, its ranks on a circle, or in the levels of a tree.
-fn draw(svg: &mut Svg, plan: &Plan, shape: &Shape, middle: (f64, f64), kinds: &[PathType]) {
+fn draw(svg: &mut Svg, plan: &Plan, channel: usize, middle: (f64, f64), kinds: &[PathType]) {
+    let shape = &plan.shapes()[channel];
     let ranks = plan.ranks();
     let place: Vec<(f64, f64)> = match shape {
         Shape::Tree(parents) => levels(parents, middle),
@@ -119,7 +126,7 @@ fn draw(svg: &mut Svg, plan: &Plan, shape: &Shape, middle: (f64, f64), kinds: &[
     }
     let radius = 12.0;
     for (from, to) in edges {
-        let kind = plan.way(from, to);
+        let kind = way(plan, channel, from, to);
         let colour = COLOURS[kinds.iter().position(|&k| k == kind).unwrap_or(6).min(6)];
         let ((x1, y1), (x2, y2)) = (place[from], place[to]);
         let long = ((x2 - x1).powi(2) + (y2 - y1).powi(2)).sqrt().max(1.0);

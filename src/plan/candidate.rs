@@ -2,6 +2,7 @@
 
 use super::machine::{Machine, Trees};
 use super::rings::Rings;
+use super::thin;
 use super::tree::{Forest, Tree};
 use crate::schedule::forest::TreeSpec;
 use crate::schedule::simulate::Path;
@@ -37,6 +38,10 @@ pub(crate) struct Candidate {
 /// Weights of rings and trees are brought below this sum, so that shares stay numbers of 32 bits.
 const MOST_WEIGHT: i64 = 4096;
 
+/// The most trees, counted with their weights, of the smaller and the larger cut of the best forest. Small enough
+/// for an engine's program, and for a GPU.
+const FOREST_SIZES: [usize; 2] = [15, 60];
+
 /// Every candidate that the machine has links for. Those of many channels come with more of them for long messages.
 pub(crate) fn candidates(machine: &Machine, collective: Collective) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = Vec::new();
@@ -56,8 +61,13 @@ pub(crate) fn candidates(machine: &Machine, collective: Collective) -> Vec<Candi
     add(rings(machine, collective, single, "ring"));
     add(rings(machine, collective, many, "rings"));
     add(binary_trees(machine, collective, single));
-    for trees in [Trees::Few(1), Trees::Few(2), Trees::Few(4), Trees::Best] {
-        add(forest(machine, collective, trees));
+    for trees in [1, 2, 4] {
+        add(forest(machine, collective, Trees::Few(trees), trees));
+    }
+    // Each tree of a sum of weights costs a block or two on every rank; trees of each root add up.
+    let roots = if collective.blocks(2) > 1 { machine.ranks() } else { 1 };
+    for blocks in FOREST_SIZES {
+        add(forest(machine, collective, Trees::Best, (blocks / roots).max(1)));
     }
     found
 }
@@ -149,12 +159,16 @@ fn depth(parents: &[Option<usize>]) -> usize {
     (0..parents.len()).map(steps).max().unwrap_or(0)
 }
 
-fn forest(machine: &Machine, collective: Collective, trees: Trees) -> Result<Option<Candidate>> {
+fn forest(machine: &Machine, collective: Collective, trees: Trees, most: usize) -> Result<Option<Candidate>> {
     if machine.graph.gpus() < 2 {
         return Ok(None);
     }
     let Some(found) = machine.forest(collective, trees) else { return Ok(None) };
-    let Some((specs, tree_of)) = rank_trees(machine, collective, &found) else { return Ok(None) };
+    let Some((specs, tree_of)) =
+        rank_trees(machine, collective, &found, &thin::weights(&machine.graph, &found, most))
+    else {
+        return Ok(None);
+    };
     let schedule = schedule::forest::build(collective, machine.ranks(), &specs)?;
     let way = |l: &schedule::Link| {
         let (from, to) = (machine.place[l.from], machine.place[l.to]);
@@ -174,7 +188,10 @@ fn forest(machine: &Machine, collective: Collective, trees: Trees) -> Result<Opt
     let laps = if collective == Collective::AllReduce { 2 } else { 1 };
     let depth = specs.iter().map(|spec| depth(&spec.parent)).max().unwrap_or(1);
     Ok(Some(Candidate {
-        label: format!("forest ({} trees)", specs.len()),
+        label: match trees {
+            Trees::Few(count) => format!("forest of {count} ({} trees)", specs.len()),
+            Trees::Best => format!("forest ({} trees)", specs.len()),
+        },
         weights: specs.iter().map(|spec| spec.weight).collect(),
         shapes: specs.into_iter().map(|spec| Shape::Tree(spec.parent)).collect(),
         steps: laps * depth,
@@ -190,16 +207,16 @@ fn rank_trees(
     machine: &Machine,
     collective: Collective,
     forest: &Forest,
+    weights: &[u32],
 ) -> Option<(Vec<TreeSpec>, Vec<usize>)> {
     let sharded = collective.blocks(2) > 1;
     if sharded {
         machine.ranks_each()?;
     }
-    let weights = forest_weights(forest, sharded);
     let mut specs = Vec::new();
     let mut tree_of = Vec::new();
     for (index, (tree, &weight)) in
-        forest.trees.iter().zip(&weights).enumerate().filter(|(_, (_, weight))| **weight > 0)
+        forest.trees.iter().zip(weights).enumerate().filter(|(_, (_, weight))| **weight > 0)
     {
         let on_root = &machine.ranks_on[tree.root];
         let roots: Vec<usize> = match collective.root() {
@@ -230,29 +247,6 @@ fn expand(machine: &Machine, tree: &Tree, root: usize, turn: usize) -> Vec<Optio
             if heads[gpu] == rank { above[gpu].map(|parent| heads[parent]) } else { Some(heads[gpu]) }
         })
         .collect()
-}
-
-/// Small whole weights for the trees; those of each root have the same sum if `by_root`. A tree may get 0.
-fn forest_weights(forest: &Forest, by_root: bool) -> Vec<u32> {
-    let exact: Vec<i64> = forest.trees.iter().map(|tree| tree.weight).collect();
-    let sum_at = |root: usize| {
-        forest.trees.iter().filter(|t| !by_root || t.root == root).map(|t| t.weight).sum::<i64>()
-    };
-    if sum_at(forest.trees[0].root) <= MOST_WEIGHT {
-        return exact.into_iter().map(|weight| weight as u32).collect();
-    }
-    // Cumulative rounding: the sums stay what they should be.
-    let mut weights = Vec::new();
-    let mut done: std::collections::HashMap<usize, i64> = std::collections::HashMap::new();
-    for tree in &forest.trees {
-        let key = if by_root { tree.root } else { 0 };
-        let before = done.entry(key).or_default();
-        let total = i128::from(sum_at(tree.root));
-        let at = |sum: i64| (i128::from(sum) * i128::from(MOST_WEIGHT) / total) as i64;
-        weights.push((at(*before + tree.weight) - at(*before)) as u32);
-        *before += tree.weight;
-    }
-    weights
 }
 
 /// Rates as small whole numbers in nearly the same proportion, none of them 0.

@@ -55,7 +55,7 @@ pub struct Plan {
     /// The chosen one's place in `outlooks`.
     pub chosen: usize,
     pub(super) shapes: Vec<Shape>,
-    pub(super) types: Vec<Vec<PathType>>,
+    pub(super) types: Vec<PathType>,
     pub(super) weights: Vec<u32>,
 }
 
@@ -132,7 +132,7 @@ impl Plan {
             outlooks: Vec::new(),
             chosen: 0,
             shapes: vec![Shape::Mesh],
-            types: vec![vec![PathType::Loc]],
+            types: Vec::new(),
             weights: vec![1],
         })
     }
@@ -148,9 +148,9 @@ impl Plan {
         &self.weights
     }
 
-    /// The type of the direct way between two ranks.
-    pub fn way(&self, from: usize, to: usize) -> PathType {
-        self.types[from][to]
+    /// The type of the way of each link of the schedule.
+    pub fn ways(&self) -> &[PathType] {
+        &self.types
     }
 
     /// The number of ranks.
@@ -214,11 +214,11 @@ impl Plan {
     /// The connections in the form of NCCL's log: `Channel 00 : 0[0] -> 1[1] via NVL`, with the GPU in brackets.
     pub fn connections(&self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
-        for link in &self.schedule.links {
+        for (link, way) in self.schedule.links.iter().zip(&self.types) {
             let (from, to) = (link.from, link.to);
             let line = format!(
-                "Channel {:02} : {from}[{}] -> {to}[{}] via {}",
-                link.channel, self.gpus[from], self.gpus[to], self.types[from][to]
+                "Channel {:02} : {from}[{}] -> {to}[{}] via {way}",
+                link.channel, self.gpus[from], self.gpus[to]
             );
             if !lines.contains(&line) {
                 lines.push(line);

@@ -150,7 +150,7 @@ fn most_blocks(machine: &Machine, candidate: &Candidate, lanes: &[u32]) -> (u32,
         candidate.schedule.workers[rank].iter().map(|w| lanes[w.channel as usize]).sum()
     };
     // Where all ranks share one GPU the graph has a node for each, but there is one GPU all the same.
-    let on_one = machine.graph.gpus() > 1 && machine.types[0][1] == crate::topology::PathType::Loc;
+    let on_one = machine.is_one_gpu();
     let of_gpus: Vec<u32> =
         machine.ranks_on.iter().map(|ranks| ranks.iter().map(|&r| of_rank(r)).sum()).collect();
     let of_gpu = if on_one { of_gpus.iter().sum() } else { of_gpus.into_iter().max().unwrap_or(0) };

@@ -75,7 +75,7 @@ fn ring_limit(machine: &Machine, request: &PlanRequest, bound: &Bound) -> String
     format!(
         "a ring would cross {} between {} and {} at {:.0} GB/s, and all rings together reach no more than {:.1} GB/s of \
          the {:.1} GB/s that are possible",
-        machine.types[from][to],
+        machine.hops_type(from, to, &ring.hops[at]),
         machine.graph.name(from),
         machine.graph.name(to),
         width(&ring.hops[at]) as f64 / 1e3,

@@ -36,8 +36,10 @@ pub(crate) struct Machine {
     pub(crate) place: Vec<usize>,
     /// The ranks on each GPU.
     pub(crate) ranks_on: Vec<Vec<usize>>,
-    /// The type of the direct way between two GPUs.
-    pub(crate) types: Vec<Vec<PathType>>,
+    /// The types of the best way between two GPUs, and of that over PCIe.
+    types: Vec<Vec<[PathType; 2]>>,
+    /// Whether each arc is NVLink, xGMI, C2C or memory, rather than PCIe or what lies between CPUs.
+    near: Vec<bool>,
     /// Ranks and the ways between them that pass no other GPU; resource `i` is arc `i` of the graph.
     pub(crate) network: Network,
     /// Whether there is such a way between two ranks.
@@ -116,6 +118,7 @@ impl Machine {
         let mut node_of: Vec<Option<usize>> =
             (0..capacity.nodes.len()).map(|i| (i < capacity.gpus).then_some(i)).collect();
         let mut latency = Vec::new();
+        let mut near = Vec::new();
         for arc in arcs {
             for end in [arc.from, arc.to] {
                 if node_of[end].is_none() {
@@ -133,12 +136,20 @@ impl Machine {
             graph.add_arc(from, to, i64::try_from(arc.mbs).unwrap_or(i64::MAX), name)?;
             if latency.len() < graph.arcs().len() {
                 latency.push(latency_us(arc.kind, graph.is_switch(from) || graph.is_switch(to)));
+                near.push(!matches!(arc.kind, LinkKind::Pcie | LinkKind::Smp));
             }
         }
         let place: Vec<usize> =
             ranks.iter().map(|gpu| gpus.iter().position(|known| known == gpu).unwrap_or(0)).collect();
-        let types = part.paths().iter().map(|row| row.iter().map(|path| path.kind).collect()).collect();
-        Ok(Machine::assemble(graph, latency, place, types, nvlink_only, sm))
+        let pcie = part.pcie_types();
+        let both = |(best, pcie): (&crate::topology::Path, &PathType)| [best.kind, *pcie];
+        let types = part
+            .paths()
+            .iter()
+            .zip(&pcie)
+            .map(|(row, pcie)| row.iter().zip(pcie).map(both).collect())
+            .collect();
+        Ok(Machine::assemble(graph, latency, near, place, types, nvlink_only, sm))
     }
 
     fn on_one_gpu(ranks: usize, gpu: usize, sm: Option<u32>) -> Result<Machine> {
@@ -150,15 +161,17 @@ impl Machine {
             }
         }
         let latency = vec![LOCAL_US / 2.0; graph.arcs().len()];
-        let types = vec![vec![PathType::Loc; ranks]; ranks];
-        Ok(Machine::assemble(graph, latency, (0..ranks).collect(), types, true, sm))
+        let near = vec![true; latency.len()];
+        let types = vec![vec![[PathType::Loc; 2]; ranks]; ranks];
+        Ok(Machine::assemble(graph, latency, near, (0..ranks).collect(), types, true, sm))
     }
 
     fn assemble(
         graph: Graph,
         latency: Vec<f64>,
+        near: Vec<bool>,
         place: Vec<usize>,
-        types: Vec<Vec<PathType>>,
+        types: Vec<Vec<[PathType; 2]>>,
         nvlink_only: bool,
         sm: Option<u32>,
     ) -> Machine {
@@ -177,6 +190,7 @@ impl Machine {
             nvlink_only,
             sm,
             latency,
+            near,
         };
         machine.network.resources = machine
             .graph
@@ -223,10 +237,29 @@ impl Machine {
         self.ranks_on.iter().all(|ranks| ranks.len() == first).then_some(first)
     }
 
-    /// The type of the direct way between two ranks.
-    pub(crate) fn rank_types(&self) -> Vec<Vec<PathType>> {
-        let between = |a: usize, b: usize| if a == b { PathType::Loc } else { self.types[a][b] };
-        self.place.iter().map(|&a| self.place.iter().map(|&b| between(a, b)).collect()).collect()
+    /// Whether all ranks share one GPU.
+    pub(crate) fn is_one_gpu(&self) -> bool {
+        self.types.len() > 1 && self.types[0][1][0] == PathType::Loc
+    }
+
+    /// The type of a way between two ranks.
+    pub(crate) fn way_type(&self, from: usize, to: usize, way: &Path) -> PathType {
+        let (a, b) = (self.place[from], self.place[to]);
+        self.type_of(a, b, way.resources.iter().all(|&arc| self.near.get(arc).copied().unwrap_or(true)))
+    }
+
+    /// The type of a way between two GPUs along nodes of the graph.
+    pub(crate) fn hops_type(&self, from: usize, to: usize, nodes: &[usize]) -> PathType {
+        let near = self.route(nodes).is_some_and(|way| way.resources.iter().all(|&arc| self.near[arc]));
+        self.type_of(from, to, near)
+    }
+
+    fn type_of(&self, a: usize, b: usize, near: bool) -> PathType {
+        match near {
+            _ if a == b => PathType::Loc,
+            true => self.types[a][b][0],
+            false => self.types[a][b][1],
+        }
     }
 
     /// From one rank on a GPU to another on the same.

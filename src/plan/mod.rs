@@ -32,6 +32,7 @@ mod routes;
 mod split;
 #[cfg(test)]
 pub(crate) mod testing;
+mod thin;
 mod tree;
 
 pub use bound::{Bound, Certificate};

@@ -11,7 +11,7 @@ use super::cost::{self, Cut};
 use super::explain;
 use super::machine::Machine;
 use crate::schedule::{self, Encoding, verify};
-use crate::topology::Topology;
+use crate::topology::{PathType, Topology};
 use crate::{Collective, Error, Result};
 
 /// What a plan may use.
@@ -307,7 +307,7 @@ impl Planner {
             reason,
             schedule: Arc::new(chosen.candidate.schedule.clone()),
             shapes: chosen.candidate.shapes.clone(),
-            types: machine.rank_types(),
+            types: way_types(&machine, chosen.candidate),
             weights: chosen.candidate.weights.clone(),
             chosen: best,
             outlooks,
@@ -331,4 +331,10 @@ impl Planner {
         };
         Error::NoPlan { request: format!("{} on {} ranks", request.collective, machine.ranks()), reason }
     }
+}
+
+/// The type of the way of each link.
+fn way_types(machine: &Machine, candidate: &Candidate) -> Vec<PathType> {
+    let links = candidate.schedule.links.iter().zip(&candidate.routes);
+    links.map(|(link, way)| machine.way_type(link.from, link.to, way)).collect()
 }
