@@ -58,7 +58,7 @@ fn measure(comm: &Communicator, largest: usize, barrier: &Barrier) -> ringleader
         if comm.rank() == 0 {
             println!("{bytes:12} {:12.2}", times[times.len() / 2] * 1e6);
         }
-        bytes *= if bytes < 1 << 20 { 8 } else { 4 };
+        bytes *= if bytes < 1 << 18 { 8 } else { 4 };
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles every kernel unit to machine code for every architecture and reads the result. Fails if a function spills
-# registers or keeps a stack frame, or if a kernel has no 128-bit loads and stores of global memory.
+# registers or keeps a stack frame, or if a kernel that moves messages has no 128-bit loads and stores of global memory.
 #
 #   scripts/check-sass.sh [ARCH...]      default: 80 90 100 120
 #
@@ -59,8 +59,10 @@ check_one() {
                 why = ""
                 if (stores[name] + loads[name]) why = why "; spills " stores[name] " bytes out, " loads[name] " in"
                 if (stack[name] + 0) why = why "; " stack[name] " bytes of stack"
-                if (name in entry && !wide_loads[name]) why = why "; no 128-bit global load"
-                if (name in entry && !wide_stores[name]) why = why "; no 128-bit global store"
+                # The busy kernel only keeps multiprocessors busy beside a collective.
+                moves = name in entry && name !~ /^busy/
+                if (moves && !wide_loads[name]) why = why "; no 128-bit global load"
+                if (moves && !wide_stores[name]) why = why "; no 128-bit global store"
                 if (why) { bad = 1; print "FAIL " where " " name ": " substr(why, 3) }
             }
             if (!bad) print "ok " where ": " kernels " kernels, at most " most " registers"

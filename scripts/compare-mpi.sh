@@ -4,7 +4,7 @@
 # Needs Open MPI (Debian and Ubuntu: apt-get install openmpi-bin libopenmpi-dev).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-largest=${1:-67108864}
+largest=${1:-268435456}
 shift || true
 ranks=("$@")
 [ ${#ranks[@]} -gt 0 ] || ranks=(2 4)

@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
         recv[i] = 0;
     }
     double *times = malloc(20000 * sizeof *times);
-    for (size_t bytes = 8; bytes <= largest; bytes = bytes < 1 << 20 ? bytes * 8 : bytes * 4) {
+    for (size_t bytes = 8; bytes <= largest; bytes = bytes < 1 << 18 ? bytes * 8 : bytes * 4) {
         int batch = bytes <= 4096 ? 50 : 1;
         int samples = bytes <= 1 << 16 ? 200 : bytes <= 1 << 20 ? 100 : bytes <= 1 << 24 ? 15 : 7;
         for (int s = -2; s < samples; s++) {

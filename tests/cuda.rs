@@ -344,3 +344,33 @@ fn encodings_mix() {
         assert!(s.clone_dtoh(b).unwrap().iter().all(|&x| x == 1));
     }
 }
+
+/// Memory that `cuMemAlloc` made, beside the stream-ordered pool that cudarc uses by itself.
+#[test]
+fn plain_allocations_work_too() {
+    let devices = devices();
+    if devices == 0 {
+        return;
+    }
+    let _turn = gpu::turn();
+    let ranks = Ranks::new(2, devices, &Config::new());
+    let count = 1 << 20;
+    let mut buffers = Vec::new();
+    for s in &ranks.streams {
+        s.context().bind_to_thread().unwrap();
+        // SAFETY: the context is current; the slice takes the allocation over and frees it.
+        let mut buffer = unsafe {
+            let address = cudarc::driver::result::malloc_sync(count * 4).unwrap();
+            s.upgrade_device_ptr::<u32>(address, count)
+        };
+        s.memcpy_htod(&vec![3u32; count], &mut buffer).unwrap();
+        buffers.push(buffer);
+    }
+    for ((c, s), b) in ranks.each().zip(&mut buffers) {
+        c.on(s).unwrap().all_reduce_in_place(b, ReduceOp::Sum).unwrap();
+    }
+    ranks.synchronize().unwrap();
+    for (s, b) in ranks.streams.iter().zip(&buffers) {
+        assert!(s.clone_dtoh(b).unwrap().iter().all(|&x| x == 6));
+    }
+}

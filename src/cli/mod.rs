@@ -1,6 +1,13 @@
 //! The `ringleader` command: one file a subcommand.
 
+mod input;
 mod perf;
+mod picture;
+mod plan;
+mod plan_picture;
+mod simulate;
+mod svg;
+mod topo;
 
 use std::process::ExitCode;
 
@@ -18,6 +25,9 @@ struct Command {
 
 #[derive(Debug, Subcommand)]
 enum Sub {
+    Topo(topo::Options),
+    Plan(plan::Options),
+    Simulate(simulate::Options),
     Perf(perf::Options),
 }
 
@@ -39,8 +49,12 @@ pub fn main() -> ExitCode {
 }
 
 fn run(subcommand: Sub) -> Result<Outcome> {
+    let out = &mut std::io::stdout();
     match subcommand {
-        Sub::Perf(options) => perf::run(&options, &mut std::io::stdout()),
+        Sub::Topo(options) => topo::run(&options, out),
+        Sub::Plan(options) => plan::run(&options, out),
+        Sub::Simulate(options) => simulate::run(&options, out),
+        Sub::Perf(options) => perf::run(&options, out),
     }
 }
 

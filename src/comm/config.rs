@@ -1,9 +1,13 @@
 //! Settings of a communicator.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use super::env::Variables;
 use crate::error::{Error, Result};
+use crate::plan::Limits;
 use crate::schedule::{ALGORITHMS, Encoding};
+use crate::topology::PathType;
 
 /// Settings of a communicator, the same for all its ranks.
 ///
@@ -36,6 +40,95 @@ pub struct Config {
     pub(crate) timeout: Option<Duration>,
     /// Whether to print what was set up.
     pub(crate) info: Option<bool>,
+    /// The algorithms that the planner may choose from; all if empty.
+    pub(crate) algorithms: Vec<String>,
+    /// The encodings that the planner may choose from; all if empty.
+    pub(crate) protocols: Vec<Encoding>,
+    /// The farthest path over which ranks write each other's memory.
+    pub(crate) p2p_level: Option<PathType>,
+    /// Thread blocks of a rank: at least, and at most.
+    pub(crate) min_blocks: Option<u32>,
+    pub(crate) max_blocks: Option<u32>,
+    /// Where to write plans, in the form of `ringleader plan --json`.
+    pub(crate) graph_dump_file: Option<PathBuf>,
+    /// The machine, in place of detection.
+    pub(crate) topo_file: Option<PathBuf>,
+    /// Where to write the machine.
+    pub(crate) topo_dump_file: Option<PathBuf>,
+    /// How much to say, about what, and where.
+    pub(crate) debug: Option<DebugLevel>,
+    pub(crate) debug_subsystems: Vec<Subsystem>,
+    pub(crate) debug_file: Option<PathBuf>,
+}
+
+/// How much a communicator says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DebugLevel {
+    /// Nothing.
+    None,
+    /// The version.
+    Version,
+    /// What is wrong.
+    Warn,
+    /// What was set up.
+    Info,
+    /// Every call.
+    Trace,
+}
+
+impl DebugLevel {
+    /// The level of a name as `NCCL_DEBUG` has it.
+    pub(super) fn read(name: &str) -> Option<Self> {
+        Some(match name.to_ascii_uppercase().as_str() {
+            "NONE" => DebugLevel::None,
+            "VERSION" => DebugLevel::Version,
+            "WARN" => DebugLevel::Warn,
+            "INFO" => DebugLevel::Info,
+            "TRACE" => DebugLevel::Trace,
+            _ => return None,
+        })
+    }
+}
+
+macro_rules! subsystems {
+    ($($name:ident = $text:literal, $doc:literal;)*) => {
+        /// What a message is about, by NCCL's names.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Subsystem {
+            $(#[doc = $doc] $name,)*
+        }
+
+        impl Subsystem {
+            /// All of them.
+            pub const ALL: &[Subsystem] = &[$(Subsystem::$name),*];
+
+            /// The name as `NCCL_DEBUG_SUBSYS` has it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Subsystem::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+subsystems! {
+    Init = "INIT", "Creation of communicators.";
+    Coll = "COLL", "Collective calls.";
+    P2p = "P2P", "Peer access.";
+    Shm = "SHM", "Shared memory.";
+    Net = "NET", "Networks; never used.";
+    Graph = "GRAPH", "The machine and the plans.";
+    Tuning = "TUNING", "Choices by size.";
+    Env = "ENV", "Environment variables.";
+    Alloc = "ALLOC", "Memory.";
+    Call = "CALL", "Calls of the interface.";
+    Proxy = "PROXY", "Helper threads; there are none.";
+    Nvls = "NVLS", "In-switch reduction; never used.";
+    Bootstrap = "BOOTSTRAP", "How ranks find each other.";
+    Reg = "REG", "Registered buffers.";
+    Profile = "PROFILE", "Profiling.";
+    Ras = "RAS", "Health of ranks.";
 }
 
 /// Most channels a message can be shared among.
@@ -111,46 +204,100 @@ impl Config {
         self
     }
 
-    /// Settings from the environment: `NCCL_ALGO` (an algorithm's name), `NCCL_PROTO` (`Simple`, `LL`, `LL128`),
-    /// `NCCL_P2P_DISABLE` and `NCCL_SHM_DISABLE` (0 or 1), `RINGLEADER_CHANNELS` (a number),
-    /// `RINGLEADER_TIMEOUT` (seconds).
-    ///
-    /// # Errors
-    /// [`Error::InvalidValue`] naming the variable.
-    pub fn from_env() -> Result<Self> {
-        Self::from_variables(|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
+    /// Lets the planner choose from these algorithms only: `ring`, `tree`, `direct`, `one_shot`, `forest`.
+    pub fn algorithms<I: IntoIterator<Item: Into<String>>>(mut self, names: I) -> Self {
+        self.algorithms = names.into_iter().map(Into::into).collect();
+        self
     }
 
-    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let mut config = Config::new();
-        if let Some(name) = get("NCCL_ALGO") {
-            let name = name.to_ascii_lowercase();
-            check_algorithm("NCCL_ALGO", &name)?;
-            config.algorithm = Some(name);
+    /// Lets the planner choose from these encodings only.
+    pub fn encodings(mut self, encodings: impl Into<Vec<Encoding>>) -> Self {
+        self.protocols = encodings.into();
+        self
+    }
+
+    /// The farthest path over which ranks may write each other's memory; beyond it they meet in host memory.
+    pub fn p2p_level(mut self, level: PathType) -> Self {
+        self.p2p_level = Some(level);
+        self.p2p_disabled |= level == PathType::Loc;
+        self
+    }
+
+    /// Gives a rank at least and at most so many thread blocks.
+    pub fn blocks(mut self, at_least: u32, at_most: u32) -> Self {
+        (self.min_blocks, self.max_blocks) = (Some(at_least), Some(at_most));
+        self
+    }
+
+    /// Plans for the machine in this file instead of the one that is detected.
+    pub fn topology_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.topo_file = Some(path.into());
+        self
+    }
+
+    /// Writes the machine to this file, as NCCL topology XML.
+    pub fn topology_dump_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.topo_dump_file = Some(path.into());
+        self
+    }
+
+    /// Writes plans to this file.
+    pub fn graph_dump_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.graph_dump_file = Some(path.into());
+        self
+    }
+
+    /// How much to say.
+    pub fn debug(mut self, level: DebugLevel) -> Self {
+        self.debug = Some(level);
+        self
+    }
+
+    /// What to say something about; NCCL's default without.
+    pub fn debug_subsystems(mut self, subsystems: impl Into<Vec<Subsystem>>) -> Self {
+        self.debug_subsystems = subsystems.into();
+        self
+    }
+
+    /// Where to say it: a file, in whose name `%h` is the host and `%p` the process.
+    pub fn debug_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.debug_file = Some(path.into());
+        self
+    }
+
+    /// What a plan may use under these settings, for a GPU with one rank.
+    pub fn limits(&self) -> Limits {
+        let default = Limits::default();
+        let algorithms = match &self.algorithm {
+            Some(name) => vec![name.clone()],
+            None => self.algorithms.clone(),
+        };
+        Limits {
+            algorithms,
+            encodings: self.encoding.map_or_else(|| self.protocols.clone(), |only| vec![only]),
+            max_blocks: self.max_blocks.unwrap_or(default.max_blocks),
+            min_blocks: self.min_blocks,
+            tile_bytes: self.tile_bytes,
+            p2p: !self.p2p_disabled,
+            ..default
         }
-        for (name, flag) in
-            [("NCCL_P2P_DISABLE", &mut config.p2p_disabled), ("NCCL_SHM_DISABLE", &mut config.shm_disabled)]
-        {
-            match get(name).as_deref() {
-                None | Some("0") => {}
-                Some("1") => *flag = true,
-                Some(other) => return Err(Error::invalid_value(name, other, "0 or 1")),
-            }
-        }
-        if let Some(name) = get("NCCL_PROTO") {
-            let bad = |_| Error::invalid_value("NCCL_PROTO", &name, "Simple, LL or LL128");
-            config.encoding = Some(name.parse().map_err(bad)?);
-        }
-        if let Some(text) = get("RINGLEADER_CHANNELS") {
-            let channels = text.parse().unwrap_or(0);
-            check_channels("RINGLEADER_CHANNELS", channels, &text)?;
-            config.channels = Some(channels);
-        }
-        if let Some(text) = get("RINGLEADER_TIMEOUT") {
-            let limit = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-            let bad = || Error::invalid_value("RINGLEADER_TIMEOUT", &text, "a number of seconds, such as 30");
-            config.timeout = Some(limit.ok_or_else(bad)?);
-        }
+    }
+
+    /// The file with the machine, if one was given.
+    pub fn topology_path(&self) -> Option<&std::path::Path> {
+        self.topo_file.as_deref()
+    }
+
+    /// Settings from the environment: NCCL's variables as far as they mean something in one host, `RINGLEADER_CHANNELS` (a
+    /// number) and `RINGLEADER_TIMEOUT` (seconds). `docs/environment.md` has the table. A variable of NCCL that is not
+    /// known is named on stderr, once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`] naming the variable, its value and what is allowed.
+    pub fn from_env() -> Result<Self> {
+        let variables = Variables::of_process();
+        let config = variables.config()?;
+        variables.warn();
         Ok(config)
     }
 
@@ -158,6 +305,19 @@ impl Config {
     pub(crate) fn check(&self) -> Result<()> {
         if let Some(name) = &self.algorithm {
             check_algorithm("Config::algorithm", name)?;
+        }
+        for name in self.algorithms.iter().filter(|name| *name != "forest") {
+            check_algorithm("Config::algorithms", name)?;
+        }
+        let blocks = [self.min_blocks, self.max_blocks].into_iter().flatten();
+        if let Some(bad) = blocks.into_iter().find(|blocks| !(1..=1024).contains(blocks)) {
+            return Err(Error::invalid_value("Config::blocks", bad.to_string(), "1 to 1024"));
+        }
+        if let (Some(min), Some(max)) = (self.min_blocks, self.max_blocks)
+            && min > max
+        {
+            let expected = format!("at most the maximum, which is {max}");
+            return Err(Error::invalid_value("Config::blocks", min.to_string(), expected));
         }
         if let Some(channels) = self.channels {
             check_channels("Config::channels", channels, &channels.to_string())?;
@@ -178,8 +338,9 @@ impl Config {
     /// Whether to print what was set up.
     pub(crate) fn wants_info(&self) -> bool {
         self.info.unwrap_or_else(|| {
-            std::env::var("NCCL_DEBUG")
-                .is_ok_and(|v| ["INFO", "TRACE"].contains(&v.to_ascii_uppercase().as_str()))
+            let level =
+                self.debug.or_else(|| std::env::var("NCCL_DEBUG").ok().and_then(|v| DebugLevel::read(&v)));
+            level.is_some_and(|level| level >= DebugLevel::Info)
         })
     }
 }
@@ -192,7 +353,7 @@ fn check_algorithm(setting: &str, name: &str) -> Result<()> {
     }
 }
 
-fn check_channels(setting: &str, channels: usize, text: &str) -> Result<()> {
+pub(super) fn check_channels(setting: &str, channels: usize, text: &str) -> Result<()> {
     match (1..=MAX_CHANNELS).contains(&channels) {
         true => Ok(()),
         false => Err(Error::invalid_value(setting, text, format!("1 to {MAX_CHANNELS}"))),
@@ -203,19 +364,15 @@ fn check_channels(setting: &str, channels: usize, text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn from(variables: &[(&str, &str)]) -> Result<Config> {
-        Config::from_variables(|n| variables.iter().find(|v| v.0 == n).map(|v| v.1.to_owned()))
-    }
-
     #[test]
-    fn the_environment_is_read_and_checked() {
-        let config =
-            from(&[("NCCL_ALGO", "Ring"), ("RINGLEADER_CHANNELS", "4"), ("RINGLEADER_TIMEOUT", "1.5")]);
-        let expected = Config::new().algorithm("ring").channels(4).timeout(Duration::from_millis(1500));
-        assert_eq!(config, Ok(expected));
-        for bad in [("NCCL_ALGO", "tree!"), ("RINGLEADER_CHANNELS", "0"), ("RINGLEADER_TIMEOUT", "-1")] {
-            let message = from(&[bad]).unwrap_err().to_string();
-            assert!(message.contains(bad.0) && message.contains(bad.1), "{message}");
+    fn builders_set_what_the_planner_may_use() {
+        let config = Config::new().algorithms(["ring", "forest"]).blocks(2, 16).p2p_level(PathType::Loc);
+        let limits = config.limits();
+        assert_eq!((limits.min_blocks, limits.max_blocks, limits.p2p), (Some(2), 16, false));
+        assert_eq!(limits.algorithms, ["ring", "forest"]);
+        assert_eq!(config.algorithm("tree").limits().algorithms, ["tree"]);
+        for bad in [Config::new().blocks(3, 2), Config::new().blocks(0, 2), Config::new().algorithms(["x"])] {
+            assert!(matches!(bad.check(), Err(Error::InvalidValue { .. })));
         }
     }
 }

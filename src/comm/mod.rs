@@ -27,11 +27,12 @@ mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod env;
 mod group;
 #[cfg(feature = "cuda")]
 mod on_stream;
 
-pub use config::Config;
+pub use config::{Config, DebugLevel, Subsystem};
 pub use group::{Group, group};
 #[cfg(feature = "cuda")]
 pub use on_stream::OnStream;

@@ -99,7 +99,8 @@ impl Gpu {
 
     /// Begins to collect what is enqueued on the stream in a graph.
     pub(super) fn begin_capture(&self) -> Result<()> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // Relaxed: the first rank's graph is instantiated while the second rank's stream is still in capture.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.stream.begin_capture(mode).map_err(self.error("cuStreamBeginCapture"))
     }
 

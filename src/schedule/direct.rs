@@ -129,9 +129,11 @@ fn broadcast(s: &mut Builder, channel: usize, root: usize) {
             onward[a][b] = Some(s.link(channel, a, b));
         }
     }
-    let hand_out =
-        chunks.iter().zip(&first).map(|(&c, &l)| Fold::copy(c, Source::Input, [Sink::Output, Sink::Peer(l)]));
-    s.worker(root, channel, Role::Push, hand_out.collect());
+    // One worker for each heir: a single one would serve them in turn, and leave all ways but one idle.
+    for (&chunk, &l) in chunks.iter().zip(&first) {
+        let fold = Fold::copy(chunk, Source::Input, [Sink::Output, Sink::Peer(l)]);
+        s.worker(root, channel, Role::Push, vec![fold]);
+    }
     for (i, &h) in heirs.iter().enumerate() {
         let others = || (1..heirs.len()).map(|d| (i + d) % heirs.len());
         let mut sinks = vec![Sink::Output];

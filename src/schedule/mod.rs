@@ -46,6 +46,7 @@ pub mod ring;
 pub mod simulate;
 pub mod tree;
 pub mod verify;
+mod weigh;
 
 pub use chunk::{CHUNK_ALIGN, Chunk, Share, lane_range};
 pub use verify::verify;
@@ -226,6 +227,18 @@ pub enum Encoding {
 }
 
 impl Encoding {
+    /// All of them.
+    pub const ALL: [Encoding; 3] = [Encoding::Bulk, Encoding::Packet16, Encoding::Packet128];
+
+    /// Bytes of data for each byte on the wire.
+    pub const fn efficiency(self) -> f64 {
+        match self {
+            Encoding::Bulk => 1.0,
+            Encoding::Packet16 => 0.5,
+            Encoding::Packet128 => 120.0 / 128.0,
+        }
+    }
+
     /// `bulk`, `packet16`, `packet128`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,11 +1,11 @@
 //! The clock: which fold runs when.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
-use super::sharing::{Ordered, SAME_US, Sharing};
+use super::sharing::{ClassKey, Ordered, SAME_US, Sharing};
 use super::steady::{Period, Steady};
-use super::{Network, Setup};
+use super::{Network, Placement, Setup};
 use crate::schedule::verify::{FoldIndex, Wiring};
 
 /// Where a worker stands.
@@ -41,7 +41,7 @@ struct Step {
     drains: Vec<(usize, f64)>,
     /// Links it fills: link, class of the transfer, microseconds until the consumer sees it.
     fills: Vec<(usize, usize, f64)>,
-    /// How many operands have to be read or written one after another.
+    /// How many operands have to be read or written one after another, by each lane.
     operands: f64,
 }
 
@@ -94,7 +94,8 @@ pub(super) struct Clock<'a> {
     room: Vec<u32>,
     /// Bytes left of each chunk, counted from its beginning or from the last skip.
     bytes: Vec<usize>,
-    tile: usize,
+    /// For each chunk the bytes that all lanes together move at a time.
+    tile: Vec<usize>,
     /// The group of each worker, and of each chunk: those that share chunks advance together.
     worker_groups: Vec<usize>,
     chunk_groups: Vec<usize>,
@@ -110,23 +111,34 @@ pub(super) struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    pub(super) fn new(wiring: &Wiring, network: &Network, setup: &'a Setup, bytes: &[usize]) -> Self {
+    pub(super) fn new(
+        wiring: &Wiring,
+        network: &Network,
+        placement: &Placement,
+        setup: &'a Setup,
+        bytes: &[usize],
+    ) -> Self {
         let schedule = wiring.schedule;
-        let ranks = schedule.ranks;
-        let step = |fold: &crate::schedule::Fold| {
-            let link = |l: crate::schedule::LinkId| (l.0 as usize, schedule.links[l.0 as usize]);
-            let drains = fold.sources.iter().filter_map(|s| s.link()).map(link);
-            let fills = fold.sinks.iter().filter_map(|s| s.link()).map(link);
-            Step {
-                chunk: fold.chunk.0 as usize,
-                drains: drains.map(|(i, l)| (i, network.paths[l.to][l.from].latency_us)).collect(),
-                fills: fills
-                    .map(|(i, l)| (i, l.from * ranks + l.to, network.paths[l.from][l.to].latency_us))
-                    .collect(),
-                operands: fold.sources.len().max(fold.sinks.len()) as f64,
+        let lanes = |channel: u32| placement.lanes_of(channel, setup);
+        let (classes, class_of) = classes(schedule, network, placement, setup);
+        let mut tile = vec![setup.tile_bytes.saturating_mul(setup.lanes as usize); bytes.len()];
+        let mut steps: Vec<Step> = Vec::new();
+        for worker in schedule.workers.iter().flatten() {
+            let lanes = lanes(worker.channel);
+            for fold in &worker.folds {
+                let link = |l: crate::schedule::LinkId| (l.0 as usize, placement.path(schedule, network, l));
+                let drains = fold.sources.iter().filter_map(|s| s.link()).map(link);
+                let fills = fold.sinks.iter().filter_map(|s| s.link()).map(link);
+                tile[fold.chunk.0 as usize] = setup.tile_bytes.saturating_mul(lanes as usize);
+                steps.push(Step {
+                    chunk: fold.chunk.0 as usize,
+                    // A credit takes as long as the data did.
+                    drains: drains.map(|(i, path)| (i, path.latency_us)).collect(),
+                    fills: fills.map(|(i, path)| (i, class_of[i], path.latency_us)).collect(),
+                    operands: fold.sources.len().max(fold.sinks.len()) as f64 / f64::from(lanes),
+                });
             }
-        };
-        let steps: Vec<Step> = schedule.workers.iter().flatten().flat_map(|w| &w.folds).map(step).collect();
+        }
         let mut first = 0;
         let mut runners = Vec::new();
         let mut ends = vec![(0, 0); schedule.links.len()];
@@ -157,12 +169,12 @@ impl<'a> Clock<'a> {
             room: vec![setup.depth; ends.len()],
             ends,
             bytes: bytes.to_vec(),
-            tile: setup.tile_bytes.saturating_mul(setup.lanes as usize),
+            tile,
             worker_groups,
             chunk_groups,
             group_count,
             delays: Vec::new(),
-            sharing: Sharing::new(network),
+            sharing: Sharing::new(network, classes),
             events: BinaryHeap::new(),
             sequence: 0,
             now: 0.0,
@@ -170,7 +182,8 @@ impl<'a> Clock<'a> {
             skipped: 0.0,
         };
         clock.find_ends();
-        let latency = network.paths.iter().flatten().map(|p| p.latency_us).fold(0.0, f64::max);
+        let every = network.paths.iter().flatten().chain(&placement.routes);
+        let latency = every.map(|p| p.latency_us).fold(0.0, f64::max);
         let channels =
             schedule.workers.iter().flatten().map(|w| f64::from(w.channel) / f64::from(schedule.channels));
         clock.delays = channels
@@ -233,7 +246,7 @@ impl<'a> Clock<'a> {
     }
 
     fn tiles(&self, chunk: usize) -> usize {
-        self.bytes[chunk].div_ceil(self.tile)
+        self.bytes[chunk].div_ceil(self.tile[chunk])
     }
 
     fn find_ends(&mut self) {
@@ -254,7 +267,7 @@ impl<'a> Clock<'a> {
                 return;
             }
             let step = &self.steps[r.steps.start + r.at.fold];
-            if r.at.tile < self.bytes[step.chunk].div_ceil(self.tile) {
+            if r.at.tile < self.bytes[step.chunk].div_ceil(self.tile[step.chunk]) {
                 break step;
             }
             r.at = following(r.at, r.steps.len());
@@ -301,12 +314,13 @@ impl<'a> Clock<'a> {
     fn begin_transfers(&mut self, worker: usize) {
         let r = &self.runners[worker];
         let step = &self.steps[r.steps.start + r.at.fold];
-        let bytes = (self.bytes[step.chunk] - r.at.tile * self.tile).min(self.tile) as f64;
+        let tile = self.tile[step.chunk];
+        let bytes = (self.bytes[step.chunk] - r.at.tile * tile).min(tile) as f64;
         let mut pending = 1;
         for &(_, class, _) in &step.fills {
             pending += usize::from(self.sharing.start(class, bytes / self.setup.wire_efficiency, worker));
         }
-        let own = bytes * step.operands / (self.setup.lane_gbs * 1e3 * f64::from(self.setup.lanes));
+        let own = bytes * step.operands / (self.setup.lane_gbs * 1e3);
         self.runners[worker].pending = Some(pending);
         self.after(own, Event::Worked(worker));
     }
@@ -364,7 +378,7 @@ impl<'a> Clock<'a> {
             let g = self.chunk_groups[chunk];
             if self.tiles(chunk) > low[g] {
                 // A whole number even if the period is not: the error is one tile at most, however much is skipped.
-                self.bytes[chunk] -= (times as f64 * period.tiles[g]) as usize * self.tile;
+                self.bytes[chunk] -= (times as f64 * period.tiles[g]) as usize * self.tile[chunk];
             }
         }
         self.skipped += times as f64 * period.us;
@@ -384,6 +398,29 @@ fn following(at: Position, folds: usize) -> Position {
     } else {
         Position { tile: at.tile + 1, fold: 0 }
     }
+}
+
+/// Sorts the links into classes; returns the classes and the class of each link.
+fn classes(
+    schedule: &crate::schedule::Schedule,
+    network: &Network,
+    placement: &Placement,
+    setup: &Setup,
+) -> (Vec<ClassKey>, Vec<usize>) {
+    let mut number: HashMap<ClassKey, usize> = HashMap::new();
+    let mut classes = Vec::new();
+    let of_link = (0..schedule.links.len())
+        .map(|l| {
+            let lanes = placement.lanes_of(schedule.links[l].channel, setup);
+            let path = placement.path(schedule, network, crate::schedule::LinkId(l as u32));
+            let key = (path.resources.clone(), lanes);
+            *number.entry(key.clone()).or_insert_with(|| {
+                classes.push(key);
+                classes.len() - 1
+            })
+        })
+        .collect();
+    (classes, of_link)
 }
 
 /// Joins workers that share chunks; returns the group of each worker, of each chunk, and the number of groups.

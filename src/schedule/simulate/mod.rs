@@ -8,7 +8,9 @@
 //! folds, tiles, FIFO depth, is as executed.
 //!
 //! *Lanes* run side by side on parts of the same chunks and share the same wires, so they are not simulated one by
-//! one: `L` lanes are one worker whose tiles are `L` times as large and whose own speed is `L` times as high.
+//! one: `L` lanes are one worker whose tiles are `L` times as large, whose own speed is `L` times as high, and whose
+//! transfers get `L` shares of a resource. Channels may have different numbers of lanes ([`Placement`]): that is how
+//! trees that are to carry unequal parts of the message get unequal parts of a link.
 //!
 //! *Channels* run side by side too. Were they to start at the same moment, like channels would for ever move and wait at
 //! the same times, which blocks on a device never do, and the wires would idle meanwhile. So in messages of many tiles
@@ -30,8 +32,8 @@ mod clock;
 mod sharing;
 mod steady;
 
-use super::Schedule;
 use super::verify::Wiring;
+use super::{LinkId, Schedule};
 use crate::error::{Error, Result};
 
 /// Something with a bandwidth that concurrent transfers share: a link in one direction, a port, a bus.
@@ -97,13 +99,53 @@ impl Network {
         }
         for (from, row) in self.paths.iter().enumerate() {
             for (to, path) in row.iter().enumerate() {
-                let name = || format!("path from {from} to {to}");
-                if let Some(r) = path.resources.iter().find(|&&r| r >= self.resources.len()) {
-                    let expected = format!("below {}", self.resources.len());
-                    return Err(Error::invalid_value(name(), format!("resource {r}"), expected));
-                }
-                check_duration(&name(), path.latency_us)?;
+                self.check_path(&format!("path from {from} to {to}"), path)?;
             }
+        }
+        Ok(())
+    }
+
+    fn check_path(&self, name: &str, path: &Path) -> Result<()> {
+        if let Some(r) = path.resources.iter().find(|&&r| r >= self.resources.len()) {
+            let expected = format!("below {}", self.resources.len());
+            return Err(Error::invalid_value(name, format!("resource {r}"), expected));
+        }
+        check_duration(name, path.latency_us)
+    }
+}
+
+/// How one schedule lies on a network.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placement {
+    /// The path of each link of the schedule; if empty, links take [`Network::paths`]. Trees that join the same two ranks
+    /// over different wires need this.
+    pub routes: Vec<Path>,
+    /// The lanes of each channel; if empty, every channel has [`Setup::lanes`].
+    pub lanes: Vec<u32>,
+}
+
+impl Placement {
+    fn path<'a>(&'a self, schedule: &Schedule, network: &'a Network, link: LinkId) -> &'a Path {
+        let l = schedule.links[link.0 as usize];
+        self.routes.get(link.0 as usize).unwrap_or(&network.paths[l.from][l.to])
+    }
+
+    fn lanes_of(&self, channel: u32, setup: &Setup) -> u32 {
+        self.lanes.get(channel as usize).copied().unwrap_or(setup.lanes)
+    }
+
+    fn check(&self, schedule: &Schedule, network: &Network) -> Result<()> {
+        let sized = |name: &str, have: usize, want: usize| match have == 0 || have == want {
+            true => Ok(()),
+            false => Err(Error::invalid_value(name, format!("{have} entries"), format!("none or {want}"))),
+        };
+        sized("routes", self.routes.len(), schedule.links.len())?;
+        sized("lanes of channels", self.lanes.len(), schedule.channels as usize)?;
+        if self.lanes.contains(&0) {
+            return Err(Error::invalid_value("lanes of channels", "0", "at least 1 for each"));
+        }
+        for (link, path) in self.routes.iter().enumerate() {
+            network.check_path(&format!("route of link {link}"), path)?;
         }
         Ok(())
     }
@@ -200,20 +242,61 @@ impl Prediction {
 /// [`Error::InvalidValue`] naming what is wrong in the network or the setup; [`Error::InvalidSchedule`] if the schedule
 /// is malformed or stops before its end, which [`verify`](super::verify()) excludes.
 pub fn simulate(schedule: &Schedule, network: &Network, setup: &Setup) -> Result<Prediction> {
-    simulate_with(schedule, network, setup, true)
+    simulate_placed(schedule, network, &Placement::default(), setup)
 }
 
-/// As [`simulate`]; `skip` allows the clock to skip what repeats itself.
-fn simulate_with(schedule: &Schedule, network: &Network, setup: &Setup, skip: bool) -> Result<Prediction> {
+/// As [`simulate`], with routes and lanes of the schedule's own.
+///
+/// # Errors
+/// As [`simulate`]; [`Error::InvalidValue`] also for a placement that does not fit the schedule.
+pub fn simulate_placed(
+    schedule: &Schedule,
+    network: &Network,
+    placement: &Placement,
+    setup: &Setup,
+) -> Result<Prediction> {
+    simulate_with(schedule, network, placement, setup, true)
+}
+
+/// How long each resource is busy with the bytes that the schedule sends over it, in microseconds, without
+/// running it.
+///
+/// # Errors
+/// As [`simulate_placed`].
+pub fn busy_times(
+    schedule: &Schedule,
+    network: &Network,
+    placement: &Placement,
+    setup: &Setup,
+) -> Result<Vec<f64>> {
     network.check(schedule.ranks)?;
     setup.check()?;
+    placement.check(schedule, network)?;
+    Ok(busy_us(schedule, network, placement, setup, &chunk_bytes(schedule, setup)))
+}
+
+fn chunk_bytes(schedule: &Schedule, setup: &Setup) -> Vec<usize> {
+    let block = setup.bytes / schedule.collective.blocks(schedule.ranks);
+    schedule.chunks.iter().map(|c| c.range(block, 1).len()).collect()
+}
+
+/// As [`simulate_placed`]; `skip` allows the clock to skip what repeats itself.
+fn simulate_with(
+    schedule: &Schedule,
+    network: &Network,
+    placement: &Placement,
+    setup: &Setup,
+    skip: bool,
+) -> Result<Prediction> {
+    network.check(schedule.ranks)?;
+    setup.check()?;
+    placement.check(schedule, network)?;
     let refuse = |reason| Error::InvalidSchedule { schedule: schedule.name(), reason };
     let wiring = Wiring::new(schedule).map_err(refuse)?;
-    let block = setup.bytes / schedule.collective.blocks(schedule.ranks);
-    let bytes: Vec<usize> = schedule.chunks.iter().map(|c| c.range(block, 1).len()).collect();
-    let busy_us = busy_us(schedule, network, setup, &bytes);
+    let bytes = chunk_bytes(schedule, setup);
+    let busy_us = busy_us(schedule, network, placement, setup, &bytes);
     let bound_us = busy_us.iter().copied().fold(0.0, f64::max);
-    let clock = clock::Clock::new(&wiring, network, setup, &bytes);
+    let clock = clock::Clock::new(&wiring, network, placement, setup, &bytes);
     let stopped =
         |fold| refuse(format!("with {} slots a link it stops at {}", setup.depth, wiring.name(fold)));
     let time_us = clock.run(skip).map_err(stopped)?.max(bound_us);
@@ -222,13 +305,18 @@ fn simulate_with(schedule: &Schedule, network: &Network, setup: &Setup, skip: bo
 }
 
 /// How long each resource needs for the bytes that the schedule sends over it.
-fn busy_us(schedule: &Schedule, network: &Network, setup: &Setup, bytes: &[usize]) -> Vec<f64> {
+fn busy_us(
+    schedule: &Schedule,
+    network: &Network,
+    placement: &Placement,
+    setup: &Setup,
+    bytes: &[usize],
+) -> Vec<f64> {
     let mut busy = vec![0.0; network.resources.len()];
     for fold in schedule.workers.iter().flatten().flat_map(|w| &w.folds) {
         let wire = bytes[fold.chunk.0 as usize] as f64 / setup.wire_efficiency;
         for link in fold.sinks.iter().filter_map(|s| s.link()) {
-            let l = schedule.links[link.0 as usize];
-            for &r in &network.paths[l.from][l.to].resources {
+            for &r in &placement.path(schedule, network, link).resources {
                 busy[r] += wire / (network.resources[r].gbs * 1e3);
             }
         }

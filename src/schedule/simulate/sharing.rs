@@ -1,13 +1,17 @@
 //! Bandwidth shared fairly among transfers.
 //!
-//! Transfers between the same two ranks always move at the same rate, so they form a *class*. A class counts the
-//! bytes that each of its transfers would have moved had it been there from the beginning; a transfer ends when that
-//! count reaches what it was at its start plus its size. So time passes for a class, not for each transfer.
+//! Transfers on the same path by workers of as many lanes always move at the same rate, so they form a *class*. A class
+//! counts the bytes that each of its transfers would have moved had it been there from the beginning; a transfer ends
+//! when that count reaches what it was at its start plus its size. So time passes for a class, not for each transfer.
+//! A transfer of `L` lanes is `L` transfers side by side, and gets as many shares.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use super::Network;
+
+/// What makes transfers a class: the resources they pass and the shares each gets.
+pub(super) type ClassKey = (Vec<usize>, u32);
 
 /// Moments nearer to each other than this many microseconds are the same.
 pub(super) const SAME_US: f64 = 1e-6;
@@ -33,6 +37,7 @@ impl PartialOrd for Ordered {
 #[derive(Default)]
 struct Class {
     resources: Vec<usize>,
+    shares: u64,
     /// Bytes a microsecond for each transfer.
     rate: f64,
     moved: f64,
@@ -49,16 +54,16 @@ pub(super) struct Sharing {
     stale: bool,
     // Kept between calls of `settle` to save the allocation.
     left: Vec<f64>,
-    load: Vec<usize>,
+    load: Vec<u64>,
     tight: Vec<bool>,
     open: Vec<usize>,
 }
 
 impl Sharing {
-    pub(super) fn new(network: &Network) -> Self {
-        let class = |p: &super::Path| Class { resources: p.resources.clone(), ..Class::default() };
+    pub(super) fn new(network: &Network, classes: Vec<ClassKey>) -> Self {
+        let class = |(resources, shares)| Class { resources, shares: u64::from(shares), ..Class::default() };
         Sharing {
-            classes: network.paths.iter().flatten().map(class).collect(),
+            classes: classes.into_iter().map(class).collect(),
             active: Vec::new(),
             bandwidth: network.resources.iter().map(|r| r.gbs * 1e3).collect(),
             stale: false,
@@ -69,7 +74,7 @@ impl Sharing {
         }
     }
 
-    /// Starts a transfer in a class (`from × ranks + to`); false if nothing slows it, so that it has ended already.
+    /// Starts a transfer in a class; false if nothing slows it, so that it has ended already.
     pub(super) fn start(&mut self, class: usize, bytes: f64, owner: usize) -> bool {
         let c = &mut self.classes[class];
         if c.resources.is_empty() {
@@ -110,8 +115,8 @@ impl Sharing {
         });
     }
 
-    /// Computes the max-min fair rates by progressive filling: the resource with the least to give to each of its
-    /// transfers fixes their rate; what they leave on other resources is for the rest.
+    /// Computes the max-min fair rates by progressive filling: the resource with the least to give for each share
+    /// fixes the rate of its transfers; what they leave on other resources is for the rest.
     fn settle(&mut self) {
         if !std::mem::replace(&mut self.stale, false) {
             return;
@@ -121,7 +126,7 @@ impl Sharing {
         self.open.clone_from(&self.active);
         for &c in &self.active {
             for &r in &self.classes[c].resources {
-                self.load[r] += self.classes[c].ends.len();
+                self.load[r] += self.classes[c].shares * self.classes[c].ends.len() as u64;
             }
         }
         while !self.open.is_empty() {
@@ -141,10 +146,10 @@ impl Sharing {
                 if !class.resources.iter().any(|&r| tight[r]) {
                     return true;
                 }
-                class.rate = least;
+                class.rate = least * class.shares as f64;
                 for &r in &class.resources {
-                    left[r] -= least * class.ends.len() as f64;
-                    load[r] -= class.ends.len();
+                    left[r] -= class.rate * class.ends.len() as f64;
+                    load[r] -= class.shares * class.ends.len() as u64;
                 }
                 false
             });

@@ -58,8 +58,7 @@ fn long_messages_reach_the_bound_on_a_switch() {
     let network = Network::switch(8, 450.0, 1.0);
     for collective in COLLECTIVES {
         for algorithm in ["ring", "direct"] {
-            // A root that pushes one part at a time gets only its share of each heir's port.
-            if algorithm == "direct" && collective.root().is_some() {
+            if algorithm == "direct" && matches!(collective, Collective::Reduce { .. }) {
                 continue;
             }
             let s = schedule(algorithm, collective, 8, 4);
@@ -228,11 +227,36 @@ proptest! {
                 depth, lanes, fold_us: f64::from(fold) / 10.0, tile_bytes: 64 << 10, ..Setup::new(kib << 10)
             };
             let quick = simulate(&s, &network, &setup).unwrap();
-            let full = simulate_with(&s, &network, &setup, false).unwrap();
+            let full = simulate_with(&s, &network, &Placement::default(), &setup, false).unwrap();
             prop_assert!(quick.time_us >= quick.bound_us);
             prop_assert!(quick.busy.iter().all(|&b| b <= 1.0 + 1e-9));
             let ratio = quick.time_us / full.time_us;
             prop_assert!((0.96..1.04).contains(&ratio), "{}: {ratio}", s.name());
         }
     }
+}
+
+/// Two trees on one wire that are to carry 3 : 1, and take it at that ratio only if their lanes say so.
+#[test]
+fn lanes_divide_a_wire_and_routes_choose_it() {
+    let network = Network {
+        resources: ["wide", "thin"].map(|name| Resource { name: name.into(), gbs: 10.0 }).into(),
+        paths: vec![vec![Path { resources: vec![0], latency_us: 0.0 }; 2]; 2],
+    };
+    let tree = |weight| forest::TreeSpec { root: 0, parent: vec![None, Some(0)], weight };
+    let s = forest::build(Collective::Broadcast { root: 0 }, 2, &[tree(3), tree(1)]).unwrap();
+    let setup = Setup { tile_bytes: 4 << 10, ..Setup::new(40_960_000) };
+    let time = |lanes: &[u32], routes: &[usize]| {
+        let routes = routes.iter().map(|&r| Path { resources: vec![r], latency_us: 0.0 }).collect();
+        let placement = Placement { routes, lanes: lanes.into() };
+        simulate_placed(&s, &network, &placement, &setup).unwrap().time_us
+    };
+    close(time(&[], &[]), 4096.0, 0.01);
+    close(time(&[3, 1], &[]), 4096.0, 0.01);
+    // Each tree on a wire of its own: the heavy one decides, and then both decide alike.
+    close(time(&[], &[0, 1]), 3072.0, 0.01);
+    let bad = Placement { lanes: vec![1], ..Placement::default() };
+    assert!(simulate_placed(&s, &network, &bad, &setup).unwrap_err().to_string().contains("none or 2"));
+    let bad = Placement { routes: vec![Path { resources: vec![9], latency_us: 0.0 }; 2], ..bad };
+    assert!(simulate_placed(&s, &network, &bad, &setup).is_err());
 }

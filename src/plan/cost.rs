@@ -1,0 +1,221 @@
+//! What a candidate costs at a message size: tiles, blocks, encoding, and the time that the clock predicts.
+//!
+//! The constants are round figures of recent GPUs and describe no machine exactly. They have to be right in
+//! proportion, so that the planner prefers few steps where latency decides, and full links where bandwidth does.
+
+use super::candidate::Candidate;
+use super::machine::Machine;
+use super::planner::Limits;
+use crate::Result;
+use crate::schedule::Encoding;
+use crate::schedule::simulate::{Placement, Setup, busy_times, simulate_placed};
+
+/// Starting a kernel from a stream, in microseconds.
+pub(crate) const LAUNCH_US: f64 = 3.6;
+
+/// What a fold costs for each tile beside the bytes, in bulk transfers: waiting for it to be there, a fence, a counter.
+const BULK_FOLD_US: f64 = 0.8;
+
+/// The same where flags travel with the data, and there is no fence.
+const PACKET_FOLD_US: f64 = 0.3;
+
+/// Packets are for messages up to so many bytes: above, the time of the wire outweighs the fence.
+const PACKET16_BYTES: usize = 64 << 10;
+const PACKET128_BYTES: usize = 4 << 20;
+
+/// One block reads or writes so many GB/s.
+fn lane_gbs(sm: Option<u32>) -> f64 {
+    if sm.is_none_or(|sm| sm >= 90) { 40.0 } else { 25.0 }
+}
+
+/// Bytes of a chunk for which another lane pays.
+const BYTES_A_LANE: usize = 16 << 10;
+
+/// The largest slot of a link.
+const MOST_TILE: usize = 256 << 10;
+
+/// A candidate that is cut for a size.
+#[derive(Clone, Debug)]
+pub(crate) struct Cut {
+    pub(crate) encoding: Encoding,
+    pub(crate) lanes: Vec<u32>,
+    pub(crate) tile_bytes: usize,
+    /// Thread blocks of the rank with most of them.
+    pub(crate) blocks: u32,
+    placement: Placement,
+    setup: Setup,
+    /// A rough time, in microseconds: what the candidate needs at least, without what waits for what.
+    pub(crate) rough_us: f64,
+}
+
+/// The encodings that suit a candidate at a size.
+pub(crate) fn encodings(
+    machine: &Machine,
+    candidate: &Candidate,
+    bytes: usize,
+    limits: &Limits,
+) -> Vec<Encoding> {
+    // Packets need links that are written once for each slot and never handed out as buffers: one-shot's.
+    let packets = candidate.schedule.algorithm == "one_shot";
+    let fits = |encoding: &Encoding| match encoding {
+        Encoding::Bulk => true,
+        Encoding::Packet16 => packets && bytes <= PACKET16_BYTES,
+        Encoding::Packet128 => packets && bytes <= PACKET128_BYTES && machine.nvlink_only,
+    };
+    let allowed = |encoding: &Encoding| limits.encodings.is_empty() || limits.encodings.contains(encoding);
+    Encoding::ALL.into_iter().filter(fits).filter(allowed).collect()
+}
+
+/// Cuts a candidate for a size; `None` where it needs more blocks or workers than there may be.
+pub(crate) fn cut(
+    machine: &Machine,
+    candidate: &Candidate,
+    bytes: usize,
+    encoding: Encoding,
+    limits: &Limits,
+) -> Result<Option<Cut>> {
+    let schedule = &candidate.schedule;
+    let most_workers = schedule.workers.iter().map(Vec::len).max().unwrap_or(0);
+    if limits.max_workers.is_some_and(|most| most_workers > most)
+        || limits.max_channels.is_some_and(|most| schedule.channels as usize > most)
+    {
+        return Ok(None);
+    }
+    let fold_us = if encoding == Encoding::Bulk { BULK_FOLD_US } else { PACKET_FOLD_US };
+    let mut setup = Setup {
+        depth: limits.depth,
+        fold_us,
+        lane_gbs: lane_gbs(machine.sm),
+        wire_efficiency: encoding.efficiency(),
+        ..Setup::new(bytes)
+    };
+    let mut placement = Placement { routes: candidate.routes.clone(), lanes: Vec::new() };
+    let wire_us = busy_times(schedule, &machine.network, &placement, &setup)?.into_iter().fold(0.0, f64::max);
+    let block = bytes / schedule.collective.blocks(schedule.ranks);
+    let length: Vec<usize> = schedule.chunks.iter().map(|chunk| chunk.range(block, 1).len()).collect();
+
+    // What each channel's busiest worker has to move by itself, and the longest chunk.
+    let mut work_us = vec![0.0f64; schedule.channels as usize];
+    let mut longest = vec![0usize; schedule.channels as usize];
+    let mut folds = 1;
+    for worker in schedule.workers.iter().flatten() {
+        let channel = worker.channel as usize;
+        let moved = |f: &crate::schedule::Fold| {
+            length[f.chunk.0 as usize] as f64 * f.sources.len().max(f.sinks.len()) as f64
+        };
+        let work = worker.folds.iter().map(moved).sum::<f64>() / setup.lane_gbs / 1e3;
+        work_us[channel] = work_us[channel].max(work);
+        let chunks = worker.folds.iter().map(|f| length[f.chunk.0 as usize]).max().unwrap_or(0);
+        longest[channel] = longest[channel].max(chunks);
+        folds = folds.max(worker.folds.len());
+    }
+    let Some(lanes) = choose_lanes(machine, candidate, &work_us, &longest, wire_us, limits) else {
+        return Ok(None);
+    };
+
+    let busiest =
+        work_us.iter().zip(&lanes).map(|(work, &lanes)| work / f64::from(lanes)).fold(wire_us, f64::max);
+    // The first tile passes all steps before the last rank has it, and each tile costs its folds' overhead: the number of
+    // tiles at which both together are least.
+    let tiles = ((candidate.steps as f64 * busiest.max(1e-3) / fold_us).sqrt() / folds as f64).max(1.0);
+    let longest = longest
+        .iter()
+        .zip(&lanes)
+        .map(|(&bytes, &lanes)| bytes as f64 / f64::from(lanes))
+        .fold(0.0, f64::max);
+    let tile = (longest / tiles).ceil() as usize;
+    setup.tile_bytes = limits.tile_bytes.unwrap_or(tile.next_multiple_of(128).clamp(4 << 10, MOST_TILE));
+    placement.lanes = lanes.clone();
+    let steps_us = (candidate.steps + 1) as f64 * fold_us + candidate.steps as f64 * machine.longest_us();
+    Ok(Some(Cut {
+        blocks: most_blocks(machine, candidate, &lanes).1,
+        tile_bytes: setup.tile_bytes,
+        rough_us: LAUNCH_US + busiest.max(steps_us),
+        encoding,
+        lanes,
+        placement,
+        setup,
+    }))
+}
+
+/// The time that the clock predicts, in microseconds.
+pub(crate) fn predict(machine: &Machine, candidate: &Candidate, cut: &Cut) -> Result<f64> {
+    Ok(LAUNCH_US
+        + simulate_placed(&candidate.schedule, &machine.network, &cut.placement, &cut.setup)?.time_us)
+}
+
+/// The most blocks of a GPU, and of a rank.
+fn most_blocks(machine: &Machine, candidate: &Candidate, lanes: &[u32]) -> (u32, u32) {
+    let of_rank = |rank: usize| -> u32 {
+        candidate.schedule.workers[rank].iter().map(|w| lanes[w.channel as usize]).sum()
+    };
+    // Where all ranks share one GPU the graph has a node for each, but there is one GPU all the same.
+    let on_one = machine.is_one_gpu();
+    let of_gpus: Vec<u32> =
+        machine.ranks_on.iter().map(|ranks| ranks.iter().map(|&r| of_rank(r)).sum()).collect();
+    let of_gpu = if on_one { of_gpus.iter().sum() } else { of_gpus.into_iter().max().unwrap_or(0) };
+    (of_gpu, (0..machine.ranks()).map(of_rank).max().unwrap_or(0))
+}
+
+/// Lanes for each channel: enough that blocks keep up with the wires, and in proportion to what channels carry, so
+/// that each gets its part of a shared link. As few as come near both.
+fn choose_lanes(
+    machine: &Machine,
+    candidate: &Candidate,
+    work_us: &[f64],
+    longest: &[usize],
+    wire_us: f64,
+    limits: &Limits,
+) -> Option<Vec<u32>> {
+    let weights = &candidate.weights;
+    let useful: Vec<u32> = longest.iter().map(|&bytes| (bytes / BYTES_A_LANE).clamp(1, 64) as u32).collect();
+    let total: f64 = weights.iter().map(|&w| f64::from(w)).sum();
+    let heaviest = weights.iter().copied().max().map_or(1.0, f64::from);
+    let mut best: Option<(f64, Vec<u32>)> = None;
+    for most in 1..=64u32 {
+        let lanes: Vec<u32> = weights
+            .iter()
+            .zip(&useful)
+            .map(|(&w, &useful)| {
+                ((f64::from(w) / heaviest * f64::from(most)).round() as u32).clamp(1, useful)
+            })
+            .collect();
+        if most_blocks(machine, candidate, &lanes).0 > limits.max_blocks {
+            break;
+        }
+        if best.as_ref().is_some_and(|(_, known)| *known == lanes) {
+            continue;
+        }
+        let sum: f64 = lanes.iter().map(|&l| f64::from(l)).sum();
+        // The part of its due that the worst served channel gets.
+        let fair = lanes
+            .iter()
+            .zip(weights)
+            .map(|(&l, &w)| f64::from(l) / sum / (f64::from(w) / total))
+            .fold(1.0, f64::min);
+        let slow = work_us.iter().zip(&lanes).map(|(work, &l)| work / f64::from(l)).fold(0.0, f64::max);
+        let keeps_up = if slow > 0.0 { (wire_us / slow / 1.15).min(1.0) } else { 1.0 };
+        let score = fair * keeps_up;
+        // A block more has to gain more than a thousandth.
+        if best.as_ref().is_none_or(|(known, before)| {
+            score
+                > known + 1e-3 * (sum - f64::from(before.iter().sum::<u32>())).max(1.0) / before.len() as f64
+        }) {
+            best = Some((score, lanes));
+        }
+        if score > 0.99 {
+            break;
+        }
+    }
+    let (_, mut lanes) = best?;
+    if let Some(least) = limits.min_blocks {
+        while most_blocks(machine, candidate, &lanes).1 < least {
+            let more: Vec<u32> = lanes.iter().map(|lanes| lanes + 1).collect();
+            if most_blocks(machine, candidate, &more).0 > limits.max_blocks {
+                break;
+            }
+            lanes = more;
+        }
+    }
+    Some(lanes)
+}
