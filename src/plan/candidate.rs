@@ -65,14 +65,15 @@ pub(crate) fn candidates(machine: &Machine, collective: Collective) -> Vec<Candi
     add(rings(machine, collective, single, "ring"));
     add(rings(machine, collective, many, "rings"));
     add(binary_trees(machine, collective, single));
-    let few: Vec<Arc<Forest>> =
-        [1, 2, 4].into_iter().filter_map(|count| machine.forest(collective, Trees::Few(count))).collect();
-    for (count, found) in [1, 2, 4].into_iter().zip(&few) {
+    let counts: &[usize] = if collective.blocks(2) > 1 { &[1, 2, 3] } else { &[1, 2, 4, 8] };
+    let found = |&count: &usize| Some((count, machine.forest(collective, Trees::Few(count))?));
+    let few: Vec<(usize, Arc<Forest>)> = counts.iter().filter_map(found).collect();
+    for (count, found) in &few {
         let pool = Pool::new(&machine.graph, found, []);
-        add(forest(machine, collective, &format!("forest of {count}"), &pool, count));
+        add(forest(machine, collective, &format!("forest of {count}"), &pool, *count));
     }
     if let Some(best) = machine.forest(collective, Trees::Best) {
-        let pool = Pool::new(&machine.graph, &best, few.iter().flat_map(|forest| &forest.trees));
+        let pool = Pool::new(&machine.graph, &best, few.iter().flat_map(|(_, forest)| &forest.trees));
         // Each unit of a tree's weight costs every rank one block, or two if sums go up and results down; trees of all
         // roots add up.
         let each = match collective {

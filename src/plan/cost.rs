@@ -83,8 +83,8 @@ pub(crate) fn cut(
     }
     let fold_us = if encoding == Encoding::Bulk { BULK_FOLD_US } else { PACKET_FOLD_US };
     let mut setup = Setup {
-        depth: std::env::var("RL_DEPTH").ok().and_then(|s| s.parse::<u32>().ok()).unwrap_or(limits.depth),
-        fold_us: fold_us * std::env::var("RL_FOLD").ok().and_then(|s| s.parse::<f64>().ok()).unwrap_or(1.0),
+        depth: limits.depth,
+        fold_us,
         lane_gbs: lane_gbs(machine.sm),
         wire_efficiency: encoding.efficiency(),
         ..Setup::new(bytes)
@@ -117,19 +117,16 @@ pub(crate) fn cut(
         work_us.iter().zip(&lanes).map(|(work, &lanes)| work / f64::from(lanes)).fold(wire_us, f64::max);
     // The first tile passes all steps before the last rank has it, and each tile costs its folds' overhead: the number of
     // tiles at which both together are least.
-    let hidden = std::env::var("RL_HID").ok().and_then(|s| s.parse::<f64>().ok()).unwrap_or(1.0);
-    let tiles =
-        ((candidate.steps as f64 * busiest.max(1e-3) * hidden / fold_us).sqrt() / folds as f64).max(1.0);
+    // While one lane of a worker pays the overhead, the others have the wire.
+    let overhead_us = fold_us / f64::from(lanes.iter().copied().min().unwrap_or(1));
+    let tiles = ((candidate.steps as f64 * busiest.max(1e-3) / overhead_us).sqrt() / folds as f64).max(1.0);
     let longest = longest
         .iter()
         .zip(&lanes)
         .map(|(&bytes, &lanes)| bytes as f64 / f64::from(lanes))
         .fold(0.0, f64::max);
     let tile = (longest / tiles).ceil() as usize;
-    setup.tile_bytes = limits.tile_bytes.unwrap_or(tile.next_multiple_of(128).clamp(
-        4 << 10,
-        std::env::var("RL_MOST").ok().and_then(|s| s.parse::<usize>().ok()).unwrap_or(MOST_TILE),
-    ));
+    setup.tile_bytes = limits.tile_bytes.unwrap_or(tile.next_multiple_of(128).clamp(4 << 10, MOST_TILE));
     placement.lanes = lanes.clone();
     let steps_us = (candidate.steps + 1) as f64 * fold_us + candidate.steps as f64 * machine.longest_us();
     Ok(Some(Cut {
