@@ -66,10 +66,10 @@ pub(crate) fn candidates(machine: &Machine, collective: Collective) -> Vec<Candi
     add(rings(machine, collective, many, "rings"));
     add(binary_trees(machine, collective, single));
     let counts: &[usize] = if collective.blocks(2) > 1 { &[1, 2, 3] } else { &[1, 2, 4, 8] };
-    let found = |&count: &usize| Some((count, machine.forest(collective, Trees::Few(count))?));
-    let few: Vec<(usize, Arc<Forest>)> = counts.iter().filter_map(found).collect();
-    for (count, found) in &few {
-        let pool = Pool::new(&machine.graph, found, []);
+    let cut_to = |&count: &usize| Some((count, machine.forest(collective, Trees::Few(count))?));
+    let few: Vec<(usize, Arc<Forest>)> = counts.iter().filter_map(cut_to).collect();
+    for (count, few) in &few {
+        let pool = Pool::new(&machine.graph, few, []);
         add(forest(machine, collective, &format!("forest of {count}"), &pool, *count));
     }
     if let Some(best) = machine.forest(collective, Trees::Best) {
