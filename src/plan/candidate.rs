@@ -1,8 +1,10 @@
 //! Schedules that could do a collective on a machine, each with the way its links take.
 
+use std::sync::Arc;
+
 use super::machine::{Machine, Trees};
 use super::rings::Rings;
-use super::thin;
+use super::thin::Pool;
 use super::tree::{Forest, Tree};
 use crate::schedule::forest::TreeSpec;
 use crate::schedule::simulate::Path;
@@ -38,9 +40,9 @@ pub(crate) struct Candidate {
 /// Weights of rings and trees are brought below this sum, so that shares stay numbers of 32 bits.
 const MOST_WEIGHT: i64 = 4096;
 
-/// The most trees, counted with their weights, of the smaller and the larger cut of the best forest. Small enough
-/// for an engine's program, and for a GPU.
-const FOREST_SIZES: [usize; 2] = [15, 60];
+/// The most blocks of a rank for the smaller and the larger cut of the best forest: what fits into an engine's program,
+/// and what fits on a GPU.
+const FOREST_BLOCKS: [usize; 2] = [30, 112];
 
 /// Every candidate that the machine has links for. Those of many channels come with more of them for long messages.
 pub(crate) fn candidates(machine: &Machine, collective: Collective) -> Vec<Candidate> {
@@ -58,16 +60,30 @@ pub(crate) fn candidates(machine: &Machine, collective: Collective) -> Vec<Candi
         add(mesh(machine, collective, "direct", channels));
     }
     let [many, single] = machine.rings();
+    let one_way = Rings { rings: single.rings.iter().take(1).cloned().collect() };
+    add(rings(machine, collective, &one_way, "ring, one way"));
     add(rings(machine, collective, single, "ring"));
     add(rings(machine, collective, many, "rings"));
     add(binary_trees(machine, collective, single));
-    for trees in [1, 2, 4] {
-        add(forest(machine, collective, Trees::Few(trees), trees));
+    let counts: &[usize] = if collective.blocks(2) > 1 { &[1, 2, 3] } else { &[1, 2, 4, 8] };
+    let cut_to = |&count: &usize| Some((count, machine.forest(collective, Trees::Few(count))?));
+    let few: Vec<(usize, Arc<Forest>)> = counts.iter().filter_map(cut_to).collect();
+    for (count, few) in &few {
+        let pool = Pool::new(&machine.graph, few, []);
+        add(forest(machine, collective, &format!("forest of {count}"), &pool, *count));
     }
-    // Each tree of a sum of weights costs a block or two on every rank; trees of each root add up.
-    let roots = if collective.blocks(2) > 1 { machine.ranks() } else { 1 };
-    for blocks in FOREST_SIZES {
-        add(forest(machine, collective, Trees::Best, (blocks / roots).max(1)));
+    if let Some(best) = machine.forest(collective, Trees::Best) {
+        let pool = Pool::new(&machine.graph, &best, few.iter().flat_map(|(_, forest)| &forest.trees));
+        // Each unit of a tree's weight costs every rank one block, or two if sums go up and results down; trees of all
+        // roots add up.
+        let each = match collective {
+            Collective::AllReduce => 2,
+            Collective::AllGather | Collective::ReduceScatter => machine.ranks(),
+            _ => 1,
+        };
+        for blocks in FOREST_BLOCKS {
+            add(forest(machine, collective, "forest", &pool, (blocks / each).max(1)));
+        }
     }
     found
 }
@@ -122,7 +138,7 @@ fn rings(machine: &Machine, collective: Collective, rings: &Rings, label: &str) 
     let laps = if collective == Collective::AllReduce { 2 } else { 1 };
     let count = orders.len();
     Ok(Some(Candidate {
-        label: if label == "ring" { label.into() } else { format!("{label} ({count})") },
+        label: if label == "rings" { format!("{label} ({count})") } else { label.into() },
         shapes: orders.into_iter().map(Shape::Ring).collect(),
         steps: laps * (machine.ranks() - 1),
         schedule,
@@ -159,14 +175,15 @@ fn depth(parents: &[Option<usize>]) -> usize {
     (0..parents.len()).map(steps).max().unwrap_or(0)
 }
 
-fn forest(machine: &Machine, collective: Collective, trees: Trees, most: usize) -> Result<Option<Candidate>> {
-    if machine.graph.gpus() < 2 {
-        return Ok(None);
-    }
-    let Some(found) = machine.forest(collective, trees) else { return Ok(None) };
-    let Some((specs, tree_of)) =
-        rank_trees(machine, collective, &found, &thin::weights(&machine.graph, &found, most))
-    else {
+fn forest(
+    machine: &Machine,
+    collective: Collective,
+    label: &str,
+    pool: &Pool,
+    most: usize,
+) -> Result<Option<Candidate>> {
+    let weights = pool.weights(most);
+    let Some((specs, tree_of)) = rank_trees(machine, collective, &pool.trees, &weights) else {
         return Ok(None);
     };
     let schedule = schedule::forest::build(collective, machine.ranks(), &specs)?;
@@ -175,7 +192,7 @@ fn forest(machine: &Machine, collective: Collective, trees: Trees, most: usize) 
         if from == to {
             return Some(machine.local(from));
         }
-        let tree = &found.trees[tree_of[l.channel as usize]];
+        let tree = &pool.trees[tree_of[l.channel as usize]];
         let edge =
             tree.edges.iter().find(|e| [(e.parent, e.child), (e.child, e.parent)].contains(&(from, to)))?;
         if edge.parent == from {
@@ -188,10 +205,7 @@ fn forest(machine: &Machine, collective: Collective, trees: Trees, most: usize) 
     let laps = if collective == Collective::AllReduce { 2 } else { 1 };
     let depth = specs.iter().map(|spec| depth(&spec.parent)).max().unwrap_or(1);
     Ok(Some(Candidate {
-        label: match trees {
-            Trees::Few(count) => format!("forest of {count} ({} trees)", specs.len()),
-            Trees::Best => format!("forest ({} trees)", specs.len()),
-        },
+        label: format!("{label} ({} trees)", specs.len()),
         weights: specs.iter().map(|spec| spec.weight).collect(),
         shapes: specs.into_iter().map(|spec| Shape::Tree(spec.parent)).collect(),
         steps: laps * depth,
@@ -206,7 +220,7 @@ fn forest(machine: &Machine, collective: Collective, trees: Trees, most: usize) 
 fn rank_trees(
     machine: &Machine,
     collective: Collective,
-    forest: &Forest,
+    trees: &[Tree],
     weights: &[u32],
 ) -> Option<(Vec<TreeSpec>, Vec<usize>)> {
     let sharded = collective.blocks(2) > 1;
@@ -216,7 +230,7 @@ fn rank_trees(
     let mut specs = Vec::new();
     let mut tree_of = Vec::new();
     for (index, (tree, &weight)) in
-        forest.trees.iter().zip(weights).enumerate().filter(|(_, (_, weight))| **weight > 0)
+        trees.iter().zip(weights).enumerate().filter(|(_, (_, weight))| **weight > 0)
     {
         let on_root = &machine.ranks_on[tree.root];
         let roots: Vec<usize> = match collective.root() {

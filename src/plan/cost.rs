@@ -117,7 +117,9 @@ pub(crate) fn cut(
         work_us.iter().zip(&lanes).map(|(work, &lanes)| work / f64::from(lanes)).fold(wire_us, f64::max);
     // The first tile passes all steps before the last rank has it, and each tile costs its folds' overhead: the number of
     // tiles at which both together are least.
-    let tiles = ((candidate.steps as f64 * busiest.max(1e-3) / fold_us).sqrt() / folds as f64).max(1.0);
+    // While one lane of a worker pays the overhead, the others have the wire.
+    let overhead_us = fold_us / f64::from(lanes.iter().copied().min().unwrap_or(1));
+    let tiles = ((candidate.steps as f64 * busiest.max(1e-3) / overhead_us).sqrt() / folds as f64).max(1.0);
     let longest = longest
         .iter()
         .zip(&lanes)

@@ -19,7 +19,7 @@ use crate::{Collective, Error, Result};
 pub struct Limits {
     /// Names of the algorithms to choose from; all if empty. Where none of them can do a collective, all may.
     pub algorithms: Vec<String>,
-    /// The encodings to choose from; all if empty.
+    /// The encodings to choose from; all if empty. Where none of them suits the message, it travels in bulk.
     pub encodings: Vec<Encoding>,
     /// Most thread blocks on one GPU, over all its ranks: all blocks of a plan have to be resident at once.
     pub max_blocks: u32,
@@ -263,9 +263,16 @@ impl Planner {
             chosen_from = all.iter().collect();
         }
         let mut cuts: Vec<(&Candidate, Cut)> = Vec::new();
-        for candidate in chosen_from {
+        for &candidate in &chosen_from {
             for encoding in cost::encodings(&machine, candidate, request.bytes, &request.limits) {
                 let cut = cost::cut(&machine, candidate, request.bytes, encoding, &request.limits)?;
+                cuts.extend(cut.map(|cut| (candidate, cut)));
+            }
+        }
+        if cuts.is_empty() {
+            // Packets are only for what they suit; the rest travels in bulk, whatever was asked for.
+            for candidate in chosen_from {
+                let cut = cost::cut(&machine, candidate, request.bytes, Encoding::Bulk, &request.limits)?;
                 cuts.extend(cut.map(|cut| (candidate, cut)));
             }
         }

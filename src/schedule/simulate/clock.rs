@@ -43,6 +43,7 @@ struct Step {
     fills: Vec<(usize, usize, f64)>,
     /// How many operands have to be read or written one after another, by each lane.
     operands: f64,
+    lanes: f64,
 }
 
 struct Runner {
@@ -136,6 +137,7 @@ impl<'a> Clock<'a> {
                     drains: drains.map(|(i, path)| (i, path.latency_us)).collect(),
                     fills: fills.map(|(i, path)| (i, class_of[i], path.latency_us)).collect(),
                     operands: fold.sources.len().max(fold.sinks.len()) as f64 / f64::from(lanes),
+                    lanes: f64::from(lanes),
                 });
             }
         }
@@ -284,7 +286,9 @@ impl<'a> Clock<'a> {
             self.room[f.0] -= 1;
         }
         r.pending = Some(0);
-        self.after(self.setup.fold_us, Event::Move(worker));
+        // Lanes begin together, and then drift apart: while one pays the overhead, the others have the wire.
+        let overhead = if r.at.tile == 0 { self.setup.fold_us } else { self.setup.fold_us / step.lanes };
+        self.after(overhead, Event::Move(worker));
     }
 
     fn after(&mut self, us: f64, event: Event) {

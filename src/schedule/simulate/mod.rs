@@ -8,8 +8,8 @@
 //! folds, tiles, FIFO depth, is as executed.
 //!
 //! *Lanes* run side by side on parts of the same chunks and share the same wires, so they are not simulated one by
-//! one: `L` lanes are one worker whose tiles are `L` times as large, whose own speed is `L` times as high, and whose
-//! transfers get `L` shares of a resource. Channels may have different numbers of lanes ([`Placement`]): that is how
+//! one: `L` lanes are one worker whose tiles are `L` times as large, whose own speed is `L` times as high, whose
+//! overhead is an `L`-th after the first tile, as lanes drift apart, and whose transfers get `L` shares of a resource. Channels may have different numbers of lanes ([`Placement`]): that is how
 //! trees that are to carry unequal parts of the message get unequal parts of a link.
 //!
 //! *Channels* run side by side too. Were they to start at the same moment, like channels would for ever move and wait at
