@@ -248,7 +248,7 @@ template <class T, Op OP, bool LINES> __device__ __forceinline__ void run_exchan
   const auto* state = reinterpret_cast<const rl_state*>(op.state);
   const uint64_t epoch = load_relaxed(&state->epoch) + 1, packet_epoch = load_relaxed(&state->packet_epoch);
   const bool after_bulk = packet_epoch + 1 != epoch && epoch != 1;
-  const bool renew = (epoch & 0x7fffffff) < 2;
+  const bool renew = renewal_due(epoch) && blockIdx.x == 0;
   if (after_bulk || renew) {
     // Not after an exchange: the peers' headers must say that they have begun the operation before.
     if (threadIdx.x == 0) given_up = false;
@@ -261,7 +261,7 @@ template <class T, Op OP, bool LINES> __device__ __forceinline__ void run_exchan
       if (!spin(op, begun)) given_up = true;
     }
     if (renew) {
-      renew_flags(op, op.boxes16, epoch, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+      renew_flags(op, op.boxes16, epoch, threadIdx.x, blockDim.x);
     }
     __syncthreads();
     if (given_up) return;

@@ -95,10 +95,12 @@ __device__ __forceinline__ bool await_header(const O& op, uint64_t epoch, uint32
 // Packet16 flags are the low half of the epoch. Before they come round again, every box is overwritten, so that no packet
 // of four billion operations ago is taken for a new one: with this operation's number, which is odd where the box's own
 // flags are even and the other way round. A peer sends packets of the next operation only after it has heard
-// from this rank in this one, so clearing the other operation's box before that is safe. Returns whether it did anything.
+// from this rank's first block in this one, so that block alone may overwrite the other operation's box before it says
+// anything. Whether this is such an operation; a communicator begins with boxes that the host prepared.
+__device__ __forceinline__ bool renewal_due(uint64_t epoch) { return epoch > 1 && (epoch & 0x7fffffff) < 2; }
+
 template <class O>
-__device__ __forceinline__ bool renew_flags(const O& op, uint64_t boxes16, uint64_t epoch, uint32_t part, uint32_t parts) {
-  if ((epoch & 0x7fffffff) >= 2) return false;
+__device__ __forceinline__ void renew_flags(const O& op, uint64_t boxes16, uint64_t epoch, uint32_t part, uint32_t parts) {
   const uint32_t words = RL_BOX16_BYTES / 16, e = uint32_t(epoch);
   const uint4 filler{e, e, e, e};
   for (uint32_t peer = 0; peer < op.ranks; peer++) {
@@ -107,7 +109,6 @@ __device__ __forceinline__ bool renew_flags(const O& op, uint64_t boxes16, uint6
     for (uint32_t i = part; i < words; i += parts) store_vector(box + size_t(i) * 16, filler);
   }
   __threadfence_system();
-  return true;
 }
 
 // Sets up one end. A producer first waits for the consumer's header.

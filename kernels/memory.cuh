@@ -4,7 +4,7 @@
 
 namespace rl {
 
-// Publishes: everything this block wrote before the preceding __syncthreads() is visible to whoever acquires the value.
+// Publishes: everything this block wrote before the preceding barrier is visible to whoever acquires the value.
 __device__ __forceinline__ void store_release(uint64_t* p, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }

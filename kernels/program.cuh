@@ -203,7 +203,8 @@ template <class T, Op OP> __device__ __forceinline__ void run_program(const rl_o
   } else if (threadIdx.x < RL_THREADS + 32) {
     const uint64_t epoch = current_epoch(op);
     if (epoch != 0 && blockIdx.x == 0) {
-      if (renew_flags(op, RL_REGION_BOXES, epoch, threadIdx.x % 32, 32)) __syncwarp();
+      if (renewal_due(epoch)) renew_flags(op, RL_REGION_BOXES, epoch, threadIdx.x % 32, 32);
+      __syncwarp();
       post_headers(op, epoch);
     }
     feed<T, OP>(op, b, epoch);

@@ -229,6 +229,7 @@ impl Shared {
             self.config.lanes.unwrap_or((bytes / self.ranks() / (32 << 10)).clamp(1, most as usize) as u32);
         let lanes = lanes.min(self.blocks_per_rank / prepared.workers()).max(1);
         let tile = self.config.tile_bytes.unwrap_or(64 * 1024) as u32;
+        let tile = tile.max(prepared.least_tile(bytes, lanes));
         let fifo = self.wiring.as_ref().map_or(0, |w| w.layout().fifo);
         let cut = prepared.cut(lanes, tile, fifo);
         Ok((prepared, cut))

@@ -64,6 +64,14 @@ impl Prepared {
         self.programs.iter().map(|p| p.workers).max().unwrap_or(1).max(1)
     }
 
+    /// The least tile for a message of `bytes`: an operation's slots on one link must fit the low bits of its counter.
+    pub(crate) fn least_tile(&self, bytes: usize, lanes: u32) -> u32 {
+        let folds = self.schedule.workers.iter().flatten().map(|w| w.folds.len()).max().unwrap_or(1);
+        let tiles = 1usize << (abi::RL_SLOT_BITS - 1);
+        let least = (bytes as u128 * folds as u128 / u128::from(lanes) / tiles as u128) as usize;
+        least.next_multiple_of(abi::RL_LINE as usize).min(1 << 24) as u32
+    }
+
     /// Fits lanes and tile to the memory of a region: lanes are dropped, then the tile is halved, until every link has
     /// the slots it needs. All ranks get the same.
     pub(crate) fn cut(&self, lanes: u32, tile_bytes: u32, fifo_bytes: usize) -> Cut {
