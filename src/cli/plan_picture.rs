@@ -55,7 +55,7 @@ pub(super) fn svg(plan: &Plan, topology: &Topology) -> String {
             12,
             "bold",
             "#111",
-            &format!("channel {channel}: {share:.1}% of the message"),
+            &format!("channel {channel}: {share:.1}% of bytes"),
         );
         draw(&mut svg, plan, channel, (x, y + 6.0), &kinds);
     }
