@@ -56,7 +56,10 @@ fn topo_shows_the_machine_in_every_form() {
     let svg = std::fs::read_to_string(here.join("out.svg")).unwrap();
     let picture = roxmltree::Document::parse(&svg).expect("well-formed XML");
     let words: Vec<&str> = picture.descendants().filter_map(|n| n.text()).collect();
-    assert!((0..4).all(|gpu| words.contains(&format!("GPU{gpu}").as_str())) && words.contains(&"NV3 60"), "{words:?}");
+    assert!(
+        (0..4).all(|gpu| words.contains(&format!("GPU{gpu}").as_str())) && words.contains(&"NV3 60"),
+        "{words:?}"
+    );
     good(here, "topo machine.txt --dot out.dot");
     let dot = std::fs::read_to_string(here.join("out.dot")).unwrap();
     assert!(dot.starts_with("graph") && dot.contains("NV3 60 GB/s"), "{dot}");
@@ -77,7 +80,9 @@ fn plan_compares_and_explains() {
     let here = folder.path();
     let machine = "plan machine.txt --link NV=25,PIX=24 --collective all_reduce --bytes 1G";
     let text = good(here, machine);
-    for word in ["-> forest", "cross PIX between GPU", "cannot exceed 99.00 GB/s", "Rank 0 Trees [0]", "proven"] {
+    for word in
+        ["-> forest", "cross PIX between GPU", "cannot exceed 99.00 GB/s", "Rank 0 Trees [0]", "proven"]
+    {
         assert!(text.contains(word), "{word}: {text}");
     }
     let value = json(here, &format!("{machine} --json"));
