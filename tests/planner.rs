@@ -317,3 +317,31 @@ proptest! {
         }
     }
 }
+
+/// Planning is quick: 50 ms for 8 GPUs and 500 ms for 16 with optimisation, and not much more in tests.
+#[test]
+fn planning_takes_milliseconds() {
+    let slow = if cfg!(debug_assertions) { 8 } else { 1 };
+    let machines = [
+        (Topology::dgx1v(), 50),
+        (Topology::switch(8, 450.0), 50),
+        (Topology::pcie_two_sockets(24.0, 20.0), 50),
+        (Topology::switch(16, 450.0), 500),
+        (Topology::mesh(16, 1, 25.0), 500),
+    ];
+    for (topology, most) in machines {
+        for collective in collectives(0) {
+            for bytes in [64 << 10, GIB] {
+                let start = Instant::now();
+                let plan = Planner::new(&topology).plan(&PlanRequest::new(collective, bytes)).unwrap();
+                let took = start.elapsed();
+                println!("{}: {collective} of {bytes} bytes: {took:?}, {}", topology.name(), plan.label);
+                assert!(
+                    took < Duration::from_millis(slow * most),
+                    "{}: {collective}: {took:?}",
+                    topology.name()
+                );
+            }
+        }
+    }
+}

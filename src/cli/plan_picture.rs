@@ -49,14 +49,7 @@ pub(super) fn svg(plan: &Plan, topology: &Topology) -> String {
             top + row as f64 * (PANEL + 20.0) + PANEL / 2.0 + 10.0,
         );
         let share = 100.0 * f64::from(plan.weights()[channel]) / f64::from(total.max(1));
-        svg.text(
-            x,
-            y - PANEL / 2.0,
-            12,
-            "bold",
-            "#111",
-            &format!("channel {channel}: {share:.1}% of the message"),
-        );
+        svg.text(x, y - PANEL / 2.0, 12, "bold", "#111", &format!("channel {channel}: {share:.1}% of bytes"));
         draw(&mut svg, plan, channel, (x, y + 6.0), &kinds);
     }
     let mut x = 24.0;

@@ -44,7 +44,7 @@ pub(crate) struct Cut {
     pub(crate) blocks: u32,
     placement: Placement,
     setup: Setup,
-    /// A rough time, in microseconds: what the candidate needs at least, without what waits for what.
+    /// A rough time, in microseconds: the busiest wire or block, and what fills the pipeline.
     pub(crate) rough_us: f64,
 }
 
@@ -129,10 +129,12 @@ pub(crate) fn cut(
     setup.tile_bytes = limits.tile_bytes.unwrap_or(tile.next_multiple_of(128).clamp(4 << 10, MOST_TILE));
     placement.lanes = lanes.clone();
     let steps_us = (candidate.steps + 1) as f64 * fold_us + candidate.steps as f64 * machine.longest_us();
+    // At the best number of tiles the filling of the pipeline and the overheads take as long; the channels hide the latter.
+    let filling_us = (candidate.steps.saturating_sub(1) as f64 * busiest * overhead_us).sqrt();
     Ok(Some(Cut {
         blocks: most_blocks(machine, candidate, &lanes).1,
         tile_bytes: setup.tile_bytes,
-        rough_us: LAUNCH_US + busiest.max(steps_us),
+        rough_us: LAUNCH_US + steps_us.max(busiest + filling_us),
         encoding,
         lanes,
         placement,
@@ -220,4 +222,9 @@ fn choose_lanes(
         }
     }
     Some(lanes)
+}
+
+/// What predicting a candidate costs, in no particular unit.
+pub(crate) fn effort(candidate: &Candidate) -> usize {
+    candidate.schedule.workers.iter().flatten().map(|worker| worker.folds.len()).sum()
 }

@@ -135,6 +135,12 @@ const KEPT_PLANNERS: usize = 16;
 /// Plans are forgotten when there are more.
 const KEPT_PLANS: usize = 4096;
 
+/// Candidates that roughly take so many times as long as the best are not looked at more closely.
+const FAR: f64 = 1.4;
+
+/// A candidate that is harder to predict than one known already has to promise to be this much faster.
+const WORTH_IT: f64 = 0.98;
+
 /// A candidate at a size, with its prediction.
 struct Rated<'a> {
     candidate: &'a Candidate,
@@ -276,16 +282,23 @@ impl Planner {
                 cuts.extend(cut.map(|cut| (candidate, cut)));
             }
         }
-        // The rough time leaves out that tiles wait for each other, which hardly ever costs as much again.
         let least = cuts.iter().map(|(_, cut)| cut.rough_us).fold(f64::INFINITY, f64::min);
-        cuts.retain(|(_, cut)| everything || cut.rough_us <= 1.6 * least);
+        cuts.retain(|(_, cut)| everything || cut.rough_us <= FAR * least);
+        // What is quickly predicted first: it may show that the rest is not worth the effort.
+        cuts.sort_by_key(|(candidate, _)| cost::effort(candidate));
         let mut rated: Vec<Rated> = Vec::new();
+        let mut fastest = f64::INFINITY;
         for (candidate, cut) in cuts {
+            // A ring is left out only if it cannot win; of others it is enough that they cannot win by much.
+            let slack = if candidate.schedule.algorithm == "ring" { 1.0 } else { WORTH_IT };
+            if !everything && cut.rough_us > slack * fastest {
+                continue;
+            }
             let predicted_us = cost::predict(&machine, candidate, &cut)?;
+            fastest = fastest.min(predicted_us);
             rated.push(Rated { candidate, cut, predicted_us });
         }
         // Half a percent is less than predictions are worth: then the plan with fewer blocks is better.
-        let fastest = rated.iter().map(|r| r.predicted_us).fold(f64::INFINITY, f64::min);
         let best = rated.iter().enumerate().filter(|(_, r)| r.predicted_us <= 1.005 * fastest).min_by(
             |(_, a), (_, b)| a.cut.blocks.cmp(&b.cut.blocks).then(a.predicted_us.total_cmp(&b.predicted_us)),
         );
