@@ -116,7 +116,7 @@ fn simulate_prints_a_row_for_each_size() {
     }
     let time = |row: &Value| row["time_us"].as_f64().unwrap();
     assert!(rows.windows(2).all(|pair| time(&pair[0]) <= time(&pair[1])), "{value}");
-    assert!(good(folder.path(), "simulate machine.txt -c reduce -b 0 -e 0").contains("reduce on 4 ranks"));
+    assert!(good(folder.path(), "simulate machine.txt -c reduce -b 8 -e 8").contains("reduce on 4 ranks"));
 }
 
 #[test]
