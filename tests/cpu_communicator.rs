@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringleader::{Communicator, Config, Error, ReduceOp, Result, Scalar, group};
+use ringleader::comm::{DebugLevel, Subsystem};
+use ringleader::{Collective, Communicator, Config, Error, ReduceOp, Result, Scalar, group};
 
 /// Runs one closure for each rank, each on its own thread, and returns what they return.
 fn on_threads<R: Send>(ranks: &[Communicator], f: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
@@ -364,4 +365,54 @@ fn a_waiting_rank_sleeps() {
     let (wall, cpu) = times[0];
     assert!(wall > Duration::from_millis(200), "rank 0 waits for rank 1");
     assert!(cpu < wall / 4, "{cpu:?} of processor time in {wall:?}");
+}
+
+/// A communicator that is told of a machine follows the plans for it, shows them, and writes what it is asked to.
+#[test]
+fn a_machine_from_a_file_is_planned_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("machine"), ringleader::topology::Topology::dgx1v().to_xml()).unwrap();
+    let config = Config::new()
+        .topology_file(path("machine"))
+        .topology_dump_file(path("dump.xml"))
+        .graph_dump_file(path("plans.json"))
+        .debug(DebugLevel::Info)
+        .debug_subsystems([Subsystem::Init, Subsystem::Tuning])
+        .debug_file(path("log"));
+    let ranks = Communicator::cpu(8, &config).unwrap();
+    let plan = ranks[3].explain(Collective::AllReduce, 1 << 30).unwrap();
+    assert!(plan.verified && plan.ranks() == 8 && plan.fraction_of_bound() > 0.95, "{}", plan.explain());
+    assert_eq!(plan.bytes, 1 << 30);
+    let refused = ranks[0].explain(Collective::Broadcast { root: 8 }, 8).unwrap_err();
+    assert!(matches!(refused, Error::InvalidValue { .. }), "{refused}");
+    std::thread::scope(|scope| {
+        for comm in &ranks {
+            scope.spawn(move || {
+                let mut buffer = vec![comm.rank() as f64; 1000];
+                comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+                assert!(buffer.iter().all(|&x| x == 28.0));
+            });
+        }
+    });
+    let dump = ringleader::topology::Topology::load(path("dump.xml")).unwrap();
+    assert_eq!(dump.gpus().len(), 8);
+    let plans: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path("plans.json")).unwrap()).unwrap();
+    assert_eq!(plans.as_array().unwrap().len(), 5);
+    assert_eq!(plans[0]["collective"], "all_reduce");
+    let log = std::fs::read_to_string(path("log")).unwrap();
+    assert!(log.contains("Channel 00/") || log.contains("Rank 0 Trees [0]"), "{log}");
+    assert!(log.contains("Channel 00 : 0[cpu] -> 1[cpu] via"), "{log}");
+    assert!(log.contains("INFO all_reduce of 8192 bytes: "), "{log}");
+}
+
+/// Where calls follow no plan, asking for it says what they follow, and how to have one.
+#[test]
+fn without_a_machine_there_is_no_plan_to_explain() {
+    let ranks = Communicator::cpu(2, &Config::new()).unwrap();
+    let text = ranks[0].explain(Collective::AllReduce, 8).unwrap_err().to_string();
+    assert!(text.contains("one_shot") && text.contains("topology_file"), "{text}");
+    let missing = Communicator::cpu(2, &Config::new().topology_file("/nonexistent")).unwrap_err();
+    assert!(missing.to_string().contains("/nonexistent"), "{missing}");
 }

@@ -335,13 +335,16 @@ impl Config {
         Ok(())
     }
 
-    /// Whether to print what was set up.
-    pub(crate) fn wants_info(&self) -> bool {
-        self.info.unwrap_or_else(|| {
-            let level =
-                self.debug.or_else(|| std::env::var("NCCL_DEBUG").ok().and_then(|v| DebugLevel::read(&v)));
-            level.is_some_and(|level| level >= DebugLevel::Info)
-        })
+    /// How much to say: as set here, else as `NCCL_DEBUG` says, else nothing.
+    pub(super) fn debug_level(&self) -> DebugLevel {
+        match self.info {
+            Some(true) => self.debug.map_or(DebugLevel::Info, |level| level.max(DebugLevel::Info)),
+            Some(false) => DebugLevel::None,
+            None => self
+                .debug
+                .or_else(|| std::env::var("NCCL_DEBUG").ok().and_then(|v| DebugLevel::read(&v)))
+                .unwrap_or(DebugLevel::None),
+        }
     }
 }
 

@@ -6,12 +6,16 @@ use std::sync::Arc;
 
 use super::check::Caller;
 use super::choose::{Choice, choose};
-use super::config::Config;
+use super::config::{Config, Subsystem};
+use super::log::Log;
+use super::machine::{self, Machine};
 use crate::engine::host::{Order, Prepared, Rank, World};
 use crate::engine::{Call, Launch};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::schedule::{MAX_RANKS, Request, build};
 use crate::sync::{Mutex, lock};
+use crate::topology::Topology;
 use crate::transport::local;
 use crate::types::{Collective, Element, ReduceOp};
 
@@ -24,8 +28,13 @@ pub(super) struct Member {
 /// What the ranks share besides the engine's state.
 struct Shared {
     config: Config,
+    log: Log,
+    /// The machine to plan for, where the settings name one.
+    machine: Option<Machine>,
     /// Schedules in use, ready to run.
     prepared: Mutex<HashMap<(Collective, Choice), Arc<Prepared>>>,
+    /// The same for those that were planned, by the class of the message's size.
+    planned: Mutex<HashMap<(Collective, usize), Arc<Prepared>>>,
 }
 
 /// An order with the schedule that carries it out.
@@ -38,10 +47,45 @@ impl Member {
             return Err(Error::invalid_value("ranks", ranks.to_string(), format!("1 to {MAX_RANKS}")));
         }
         config.check()?;
+        let log = Log::new(config)?;
+        log.version();
+        let machine = match config.topology_path() {
+            // What was set by hand is not planned.
+            Some(path) if config.channels.is_none() => {
+                let machine = Machine::pretend(&Topology::load(path)?, ranks, config)?;
+                machine.publish(config, &log)?;
+                Some(machine)
+            }
+            _ => None,
+        };
         let world = Arc::new(World::new(ranks, config.timeout));
-        let shared = Arc::new(Shared { config: config.clone(), prepared: Mutex::default() });
+        let shared = Arc::new(Shared {
+            config: config.clone(),
+            log,
+            machine,
+            prepared: Mutex::default(),
+            planned: Mutex::default(),
+        });
         let member = |rank| Member { rank: Rank::new(world.clone(), rank), shared: shared.clone() };
-        Ok((0..ranks).map(member).collect())
+        let members: Vec<Member> = (0..ranks).map(member).collect();
+        members[0].shared.log.info(Subsystem::Init, || members.iter().flat_map(Member::channels));
+        Ok(members)
+    }
+
+    /// The plan that calls of this size follow.
+    pub(super) fn explain(&self, collective: Collective, bytes: usize) -> Result<Arc<Plan>> {
+        if let Some(machine) = &self.shared.machine {
+            return machine.plan(collective, bytes);
+        }
+        let choice = choose(collective, bytes, self.ranks(), &self.shared.config);
+        Err(Error::Unavailable {
+            what: format!("a plan for {} of {bytes} bytes on CPU ranks", collective.name()),
+            reason: format!(
+                "without a machine to plan for, a rule by size is followed: {}, {} channels, tiles of {} bytes; name a \
+                 machine with Config::topology_file or NCCL_TOPO_FILE",
+                choice.algorithm, choice.channels, choice.tile_bytes
+            ),
+        })
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -118,6 +162,9 @@ impl Member {
         let ranks = self.ranks();
         let bytes = call.count * call.dtype.size() * call.collective.blocks(ranks);
         let choice = choose(call.collective, bytes, ranks, &self.shared.config);
+        if let Some(machine) = &self.shared.machine {
+            return self.prepare_planned(machine, call.collective, bytes, choice);
+        }
         let mut all = lock(&self.shared.prepared);
         if let Some(found) = all.get(&(call.collective, choice)) {
             return Ok(found.clone());
@@ -127,6 +174,27 @@ impl Member {
         let launch = Launch::new(schedule, 1, choice.tile_bytes, choice.depth)?;
         let prepared = Arc::new(Prepared::new(launch, self.rank.world()));
         all.insert((call.collective, choice), prepared.clone());
+        Ok(prepared)
+    }
+
+    /// The schedule that was planned for a message, cut as suits CPUs.
+    fn prepare_planned(
+        &self,
+        machine: &Machine,
+        collective: Collective,
+        bytes: usize,
+        choice: Choice,
+    ) -> Result<Arc<Prepared>> {
+        let key = (collective, machine::size_class(bytes));
+        let mut all = lock(&self.shared.planned);
+        if let Some(found) = all.get(&key) {
+            return Ok(found.clone());
+        }
+        let plan = machine.plan(collective, bytes)?;
+        self.shared.log.info(Subsystem::Tuning, || [plan.summary()]);
+        let launch = Launch::new(plan.schedule.clone(), 1, choice.tile_bytes, choice.depth)?;
+        let prepared = Arc::new(Prepared::new(launch, self.rank.world()));
+        all.insert(key, prepared.clone());
         Ok(prepared)
     }
 }

@@ -1,6 +1,5 @@
 //! Ranks on GPUs: what their handles share, and how an operation is enqueued.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,25 +7,25 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::Mutex;
 
-use super::config::Config;
+use super::choose_gpu::{Chooser, Way};
+use super::config::{Config, Subsystem};
+use super::log::Log;
+use super::machine::Machine;
+use super::survey::survey;
 use crate::engine::Call;
 use crate::engine::cuda::driver::{self, DeviceMemory, HostMemory, KernelLaunch, Who};
 use crate::engine::cuda::kernels::{self, Kernels};
 use crate::engine::cuda::{self, Buffers, Cut, Prepared, abi, exchange};
 use crate::error::{Error, Result};
-use crate::schedule::{self, Encoding, Request};
+use crate::plan::{Limits, Plan};
+use crate::schedule::Encoding;
+use crate::topology::{Gpu, Topology};
 use crate::transport::gpu::{Allowed, Endpoint, Layout, Transport, Wiring};
 use crate::types::{Collective, DataType, ReduceOp};
 
 /// Most blocks of all ranks on one device together. They must all be resident at once, so it is also at most one for each
 /// multiprocessor, which every kernel is compiled to fit; most fit two, which leaves room for a second communicator.
 const BLOCKS_PER_DEVICE: u32 = 128;
-
-/// Up to so many bytes of a block, packets of 16 bytes are quicker than lines of 128.
-const PACKET16_BYTES: usize = 32 << 10;
-
-/// What a wire moves in the time one more step takes: 1.3 µs at 365 GB/s.
-const ONE_STEP_BYTES: usize = 474 << 10;
 
 /// What all handles of one communicator share.
 #[derive(Debug)]
@@ -38,13 +37,10 @@ struct Shared {
     states: Vec<DeviceMemory>,
     /// The abort word, then one `rl_report` a rank, each on a line of its own. None for one rank.
     control: Option<HostMemory>,
-    /// Lanes a worker may have, were it alone on its device.
-    blocks_per_rank: u32,
+    chooser: Chooser,
     /// Whether kernels may be launched before their predecessor has finished: from compute capability 9.0, and with one
     /// rank on a device, so that waiting blocks never keep another rank's from running.
     early: bool,
-    config: Config,
-    prepared: Mutex<HashMap<(Collective, &'static str), Arc<Prepared>>>,
     /// Operations each rank has enqueued, outside captures.
     entered: Vec<AtomicU64>,
     /// Handles that were dropped.
@@ -81,23 +77,27 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
         })
         .collect::<Result<Vec<_>>>()?;
     let crowd = |e: &Endpoint| endpoints.iter().filter(|o| o.bus_id == e.bus_id).count() as u32;
-    let mut blocks_per_rank = BLOCKS_PER_DEVICE;
+    let mut device_blocks = BLOCKS_PER_DEVICE;
     for e in &endpoints {
         let count = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = e.context.attribute(count).map_err(|error| e.who.error("cuDeviceGetAttribute", error))?;
-        blocks_per_rank = blocks_per_rank.min(BLOCKS_PER_DEVICE.min(count as u32) / crowd(e));
+        device_blocks = device_blocks.min(count as u32);
+        // A rank's share is set by hand.
+        device_blocks =
+            device_blocks.min(config.max_blocks.unwrap_or(BLOCKS_PER_DEVICE).saturating_mul(crowd(e)));
     }
-    let blocks_per_rank = blocks_per_rank.max(1);
     let mut early = endpoints.iter().all(|e| crowd(e) == 1);
     for e in &endpoints {
         early &=
             e.context.compute_capability().map_err(|error| e.who.error("cuDeviceGetAttribute", error))?.0
                 >= 9;
     }
-    let (mut wiring, mut states, mut control) = (None, Vec::new(), None);
+    let log = Log::new(config)?;
+    log.version();
+    let (machine, wiring) = wire(&endpoints, config, device_blocks)?;
+    machine.publish(config, &log)?;
+    let (mut states, mut control) = (Vec::new(), None);
     if n > 1 {
-        let allowed = Allowed { p2p: !config.p2p_disabled, shm: !config.shm_disabled };
-        wiring = Some(Wiring::new(&endpoints, allowed, Layout::for_ranks(n), config.operations_done)?);
         for e in &endpoints {
             states.push(DeviceMemory::zeroed(e.who, &e.context, size_of::<abi::rl_state>())?);
         }
@@ -113,27 +113,87 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
             e.context.synchronize().map_err(|error| e.who.error("cuCtxSynchronize", error))?;
         }
     }
+    let mut crowds: Vec<Vec<usize>> = Vec::new();
+    for e in &endpoints {
+        match crowds.iter_mut().find(|crowd| endpoints[crowd[0]].bus_id == e.bus_id) {
+            Some(crowd) => crowd.push(e.who.rank),
+            None => crowds.push(vec![e.who.rank]),
+        }
+    }
+    let chooser = Chooser {
+        machine,
+        config: config.clone(),
+        log,
+        layout: wiring.as_ref().map(Wiring::layout),
+        keeps_lines: wiring.as_ref().is_some_and(Wiring::keeps_lines),
+        crowds,
+        device_blocks,
+        known: Mutex::default(),
+        prepared: Mutex::default(),
+    };
     let shared = Arc::new(Shared {
         endpoints,
         wiring,
         states,
         control,
-        blocks_per_rank,
+        chooser,
         early,
-        config: config.clone(),
-        prepared: Mutex::default(),
         entered: (0..n).map(|_| AtomicU64::new(0)).collect(),
         dropped: (0..n).map(|_| AtomicBool::new(false)).collect(),
         streams: Mutex::new(vec![None; n]),
     });
-    Ok((0..n)
-        .map(|rank| Member {
-            shared: shared.clone(),
-            rank,
-            kernels: Mutex::default(),
-            enqueue: Mutex::default(),
-        })
-        .collect())
+    let member =
+        |rank| Member { shared: shared.clone(), rank, kernels: Mutex::default(), enqueue: Mutex::default() };
+    let members: Vec<Member> = (0..n).map(member).collect();
+    let lines = || members.iter().flat_map(Member::channels);
+    shared.chooser.log.info(Subsystem::Init, lines);
+    let memory = |m: &Member| format!("rank {} holds {} bytes of link memory", m.rank, m.memory_used());
+    shared.chooser.log.info(Subsystem::Alloc, || members.iter().map(memory));
+    Ok(members)
+}
+
+/// Finds out what machine the ranks are on while their link memory is allocated.
+fn wire(endpoints: &[Endpoint], config: &Config, device_blocks: u32) -> Result<(Machine, Option<Wiring>)> {
+    let n = endpoints.len();
+    if n == 1 && config.topology_path().is_none() {
+        // Nothing joins one rank to anything: there is nothing to be found out.
+        let mut alone = Topology::new("one GPU");
+        alone.add_gpu(Gpu { bus_id: Some(endpoints[0].bus_id.clone()), ..Gpu::default() }, None);
+        return Ok((Machine::new(&alone, vec![0], config.limits()), None));
+    }
+    let mut allowed = Allowed { p2p: !config.p2p_disabled, shm: !config.shm_disabled, level: None };
+    let wiring = |allowed: &Allowed| {
+        let layout = Layout::for_ranks(n);
+        (n > 1).then(|| Wiring::new(endpoints, allowed, layout, config.operations_done)).transpose()
+    };
+    let (found, wiring) = match config.p2p_level {
+        None => std::thread::scope(|scope| {
+            let found = scope.spawn(|| survey(endpoints, config));
+            let wiring = wiring(&allowed);
+            (found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), wiring)
+        }),
+        Some(level) => {
+            let (topology, gpus) = survey(endpoints, config)?;
+            let paths = topology.paths();
+            let kinds = |&from: &usize| gpus.iter().map(|&to| paths[from][to].kind).collect();
+            allowed.level = Some((gpus.iter().map(kinds).collect(), level));
+            (Ok((topology, gpus)), wiring(&allowed))
+        }
+    };
+    let ((topology, gpus), wiring) = (found?, wiring?);
+    // Where no two devices write each other's memory, data pass through the host's, which NVLinks do not reach.
+    let mapped = wiring.as_ref().is_none_or(Wiring::maps_any_peer);
+    // Where the machine is another one, ranks share a device that are said to be on several.
+    let most = |count: &dyn Fn(usize) -> usize| (0..n).map(count).max().unwrap_or(1).max(1) as u32;
+    let planned = most(&|rank| gpus.iter().filter(|&&gpu| gpu == gpus[rank]).count());
+    let real = most(&|rank| endpoints.iter().filter(|e| e.bus_id == endpoints[rank].bus_id).count());
+    let limits = Limits {
+        max_blocks: (device_blocks * planned / real).max(1),
+        max_workers: Some((device_blocks / real).clamp(1, abi::RL_MAX_WORKERS) as usize),
+        p2p: mapped,
+        ..config.limits()
+    };
+    Ok((Machine::new(&topology, gpus, limits), wiring))
 }
 
 impl Shared {
@@ -174,66 +234,6 @@ impl Shared {
         };
         Err(Error::Aborted { rank, reason })
     }
-
-    /// Prepares a schedule once for all ranks.
-    fn prepare(&self, collective: Collective, algorithm: &'static str) -> Result<Arc<Prepared>> {
-        let mut prepared = self.prepared.lock();
-        if let Some(p) = prepared.get(&(collective, algorithm)) {
-            return Ok(p.clone());
-        }
-        let request = Request::new(collective, self.ranks(), self.config.channels.unwrap_or(1));
-        let p = Arc::new(Prepared::new(Arc::new(schedule::build(algorithm, &request)?))?);
-        prepared.insert((collective, algorithm), p.clone());
-        Ok(p)
-    }
-
-    /// Chooses how slots are encoded: packets for what fits their boxes and is small enough that one step beats two, or as
-    /// the configuration says, where the message allows it.
-    fn encoding(&self, call: &Call) -> Encoding {
-        let Some(wiring) = &self.wiring else { return Encoding::Bulk };
-        let layout = wiring.layout();
-        let (n, bytes) = (self.ranks(), call.count * call.dtype.size());
-        let fits = |encoding: Encoding| match encoding {
-            Encoding::Bulk => true,
-            Encoding::Packet16 => bytes <= layout.capacity16(),
-            Encoding::Packet128 => bytes <= layout.capacity128() && wiring.keeps_lines(),
-        };
-        if let Some(forced) = self.config.encoding {
-            return if fits(forced) { forced } else { Encoding::Bulk };
-        }
-        if self.config.algorithm.as_deref().is_some_and(|a| a != "one_shot") {
-            return Encoding::Bulk;
-        }
-        // One step moves (n-1) times the bytes where everybody, or the root, needs everything; beyond two ranks it wins
-        // only while that costs less than a second step does.
-        let whole = !matches!(call.collective, Collective::AllGather | Collective::ReduceScatter);
-        let most = if whole && n > 2 { ONE_STEP_BYTES * n / ((n - 1) * (n - 2)) } else { usize::MAX };
-        let wanted = if bytes <= PACKET16_BYTES { Encoding::Packet16 } else { Encoding::Packet128 };
-        if bytes <= most && fits(wanted) { wanted } else { Encoding::Bulk }
-    }
-
-    /// Chooses schedule and cut for a message of `bytes`.
-    fn plan(&self, call: &Call) -> Result<(Arc<Prepared>, Cut)> {
-        let bytes = call.collective.blocks(self.ranks()) * call.count * call.dtype.size();
-        let able = |name: &str| {
-            schedule::ALGORITHMS.iter().find(|a| a.name() == name && a.supports(call.collective))
-        };
-        let forced = self.config.algorithm.as_deref().and_then(able);
-        let algorithm = forced.or_else(|| able("direct")).or_else(|| able("ring"));
-        let algorithm = algorithm.expect("a ring can do every collective").name();
-        let prepared = self.prepare(call.collective, algorithm)?;
-        // Measured on two H200s: below 32 KiB a lane another lane costs more than it brings; a ring, whose workers wait in
-        // turn, gains nothing beyond 64.
-        let most = if algorithm == "ring" { 64 } else { self.blocks_per_rank };
-        let lanes =
-            self.config.lanes.unwrap_or((bytes / self.ranks() / (32 << 10)).clamp(1, most as usize) as u32);
-        let lanes = lanes.min(self.blocks_per_rank / prepared.workers()).max(1);
-        let tile = self.config.tile_bytes.unwrap_or(64 * 1024) as u32;
-        let tile = tile.max(prepared.least_tile(bytes, lanes));
-        let fifo = self.wiring.as_ref().map_or(0, |w| w.layout().fifo);
-        let cut = prepared.cut(lanes, tile, fifo);
-        Ok((prepared, cut))
-    }
 }
 
 impl Member {
@@ -243,6 +243,11 @@ impl Member {
 
     pub(crate) fn ranks(&self) -> usize {
         self.shared.ranks()
+    }
+
+    /// The plan that calls of this size follow.
+    pub(crate) fn explain(&self, collective: Collective, bytes: usize) -> Result<Arc<Plan>> {
+        self.shared.chooser.explain(collective, bytes)
     }
 
     pub(crate) fn memory_used(&self) -> usize {
@@ -267,7 +272,7 @@ impl Member {
     pub(crate) fn channels(&self) -> Vec<String> {
         let (from, ranks) = (self.rank, self.ranks());
         let to = (from + 1) % ranks;
-        let channels = if ranks == 1 { 0 } else { self.shared.config.channels.unwrap_or(1) };
+        let channels = if ranks == 1 { 0 } else { self.shared.chooser.config.channels.unwrap_or(1) };
         let transport = self.shared.wiring.as_ref().map_or(Transport::Local, |w| w.transport(from, to));
         let label = |rank: usize| format!("{rank}[{}]", self.shared.endpoints[rank].short_bus());
         let line = |c| format!("Channel {c:02} : {} -> {} via {transport}", label(from), label(to));
@@ -341,9 +346,11 @@ impl Member {
         if !capturing {
             self.follow_last_stream(stream)?;
         }
-        match shared.encoding(call) {
-            Encoding::Bulk => {
-                let (op, blocks) = self.program(call, input, output)?;
+        let bytes = call.collective.blocks(shared.ranks()) * call.count * call.dtype.size();
+        match shared.chooser.choose(call.collective, bytes)?.way {
+            Way::Program(prepared, cut) => {
+                let op = self.program(&prepared, cut, call, input, output);
+                let blocks = prepared.blocks(self.rank, cut);
                 let function = kernels.program.of(call.op);
                 let early = shared.early;
                 let launch =
@@ -352,7 +359,7 @@ impl Member {
                 // dropping it waits; the caller vouches for the buffers.
                 unsafe { launch.enqueue(who, stream) }?;
             }
-            encoding => {
+            Way::Exchange(encoding) => {
                 let op = self.exchange(call, encoding, input, output);
                 let family = match encoding {
                     Encoding::Packet128 => &kernels.exchange128,
@@ -361,7 +368,7 @@ impl Member {
                 let bytes = call.count * call.dtype.size();
                 let launch = KernelLaunch {
                     function: family.of(call.op),
-                    blocks: exchange::blocks(encoding, bytes, shared.blocks_per_rank),
+                    blocks: exchange::blocks(encoding, bytes, shared.chooser.blocks_per_rank()),
                     threads: abi::RL_EXCHANGE_BLOCK,
                     early: shared.early,
                     parameter: &op,
@@ -376,10 +383,16 @@ impl Member {
         Ok(())
     }
 
-    /// The parameter of a program kernel, and its blocks.
-    fn program(&self, call: &Call, input: u64, output: u64) -> Result<(Box<abi::rl_op>, u32)> {
+    /// The parameter of a program kernel.
+    fn program(
+        &self,
+        prepared: &Prepared,
+        cut: Cut,
+        call: &Call,
+        input: u64,
+        output: u64,
+    ) -> Box<abi::rl_op> {
         let shared = &*self.shared;
-        let (prepared, cut) = shared.plan(call)?;
         let lent = shared.wiring.as_ref().is_some_and(|w| w.reachable_by_all(self.rank))
             && output != 0
             && self.peers_can_write(output);
@@ -391,7 +404,7 @@ impl Member {
             op.abort_word = control.address();
             op.report = control.address() + u64::from(abi::RL_LINE) * (self.rank as u64 + 1);
         }
-        Ok((op, prepared.blocks(self.rank, cut)))
+        op
     }
 
     /// The parameter of an exchange kernel. Only for two ranks or more.
@@ -442,7 +455,7 @@ impl Member {
         let who = self.endpoint().who;
         let started = Instant::now();
         while !driver::is_idle(stream) {
-            if self.shared.config.timeout.is_some_and(|t| started.elapsed() > t) {
+            if self.shared.chooser.config.timeout.is_some_and(|t| started.elapsed() > t) {
                 let error = self.timeout(started.elapsed());
                 self.shared.abort();
                 return Err(error);

@@ -23,14 +23,20 @@
 
 mod check;
 mod choose;
+#[cfg(feature = "cuda")]
+mod choose_gpu;
 mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod env;
 mod group;
+mod log;
+mod machine;
 #[cfg(feature = "cuda")]
 mod on_stream;
+#[cfg(feature = "cuda")]
+mod survey;
 
 pub use config::{Config, DebugLevel, Subsystem};
 pub use group::{Group, group};
@@ -41,11 +47,12 @@ pub use on_stream::OnStream;
 #[cfg(all(feature = "cuda", feature = "cli"))]
 pub(crate) use crate::engine::cuda::kernels::image as kernel_image;
 
-use std::io::Write as _;
+use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
 use crate::error::Error;
 use crate::error::Result;
+use crate::plan::Plan;
 #[cfg(feature = "cuda")]
 use crate::types::DataType;
 use crate::types::{Collective, Element, ReduceOp};
@@ -83,9 +90,6 @@ impl Communicator {
     /// [`Error::InvalidValue`] if the number of ranks or a setting is out of range.
     pub fn cpu(ranks: usize, config: &Config) -> Result<Vec<Communicator>> {
         let members = cpu::Member::create(ranks, config)?;
-        if config.wants_info() {
-            print_info(members.iter().flat_map(cpu::Member::channels));
-        }
         Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cpu(m) }).collect())
     }
 
@@ -114,6 +118,37 @@ impl Communicator {
             Inner::Cpu(m) => m.channels(),
             #[cfg(feature = "cuda")]
             Inner::Cuda(m) => m.channels(),
+        }
+    }
+
+    /// The plan that calls follow whose message has `bytes`: the output of all_gather, the input of reduce_scatter, the
+    /// buffer of the others. [`Plan::explain`] says in words why it was chosen.
+    ///
+    /// Sizes are planned in classes, four from one power of two to the next; [`Plan::bytes`] is the largest of the class.
+    /// The first call for a class makes its plan, as the first collective of that size would.
+    ///
+    /// ```
+    /// use ringleader::{Collective, Communicator, Config, topology::Topology};
+    ///
+    /// let file = std::env::temp_dir().join(format!("dgx1v-{}.xml", std::process::id()));
+    /// std::fs::write(&file, Topology::dgx1v().to_xml())?;
+    /// // CPU ranks follow the plans of whatever machine they are told of.
+    /// let ranks = Communicator::cpu(8, &Config::new().topology_file(&file))?;
+    /// let plan = ranks[0].explain(Collective::AllReduce, 1 << 30)?;
+    /// assert!(plan.verified && plan.fraction_of_bound() > 0.95);
+    /// # std::fs::remove_file(&file)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`](crate::Error::InvalidValue) for a root that is no rank;
+    /// [`Error::Unavailable`](crate::Error::Unavailable) where calls follow no plan: on CPU ranks without
+    /// [`Config::topology_file`], and where [`Config::channels`] sets the schedule's shape by hand.
+    pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Arc<Plan>> {
+        match &self.inner {
+            Inner::Cpu(m) => m.explain(collective, bytes),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(m) => m.explain(collective, bytes),
         }
     }
 
@@ -239,13 +274,6 @@ impl Communicator {
     }
 }
 
-/// Prints lines to stderr, the place NCCL's users look for them.
-fn print_info(lines: impl Iterator<Item = String>) {
-    let text: String = lines.map(|line| format!("ringleader INFO {line}\n")).collect();
-    // Not worth failing for.
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
-}
-
 /// How many GPUs this program can use.
 ///
 /// # Errors
@@ -268,14 +296,8 @@ impl Communicator {
     /// # Errors
     /// [`Error::Unavailable`] if there is no driver or this build has no kernels, [`Error::NoTransport`] if two ranks
     /// cannot reach each other, [`Error::Cuda`] if the driver refuses something.
-    pub fn cuda(
-        contexts: &[std::sync::Arc<cudarc::driver::CudaContext>],
-        config: &Config,
-    ) -> Result<Vec<Communicator>> {
+    pub fn cuda(contexts: &[Arc<cudarc::driver::CudaContext>], config: &Config) -> Result<Vec<Communicator>> {
         let members = cuda::create(contexts, config)?;
-        if config.wants_info() {
-            print_info(members.iter().flat_map(cuda::Member::channels));
-        }
         Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cuda(m) }).collect())
     }
 
@@ -286,7 +308,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the communicator's ranks are CPU ranks.
-    pub fn on<'a>(&'a self, stream: &'a std::sync::Arc<cudarc::driver::CudaStream>) -> Result<OnStream<'a>> {
+    pub fn on<'a>(&'a self, stream: &'a Arc<cudarc::driver::CudaStream>) -> Result<OnStream<'a>> {
         match &self.inner {
             Inner::Cuda(member) => Ok(OnStream { member, stream }),
             Inner::Cpu(member) => Err(Error::Unavailable {

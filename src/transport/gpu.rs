@@ -12,6 +12,7 @@ use cudarc::driver::CudaContext;
 use crate::engine::cuda::abi;
 use crate::engine::cuda::driver::{self, DeviceMemory, HostMemory, Who};
 use crate::error::{Error, Result};
+use crate::topology::PathType;
 
 /// One rank's place.
 #[derive(Clone, Debug)]
@@ -67,32 +68,47 @@ impl fmt::Display for Transport {
 }
 
 /// Which transports may be used.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Allowed {
     /// Not `NCCL_P2P_DISABLE`.
     pub(crate) p2p: bool,
     /// Not `NCCL_SHM_DISABLE`.
     pub(crate) shm: bool,
+    /// The path from each rank to each, and the farthest type of path for P2P (`NCCL_P2P_LEVEL`).
+    pub(crate) level: Option<(Vec<Vec<PathType>>, PathType)>,
+}
+
+impl Allowed {
+    /// Why a rank may not write another's memory even if the devices can.
+    fn forbids_p2p(&self, from: usize, to: usize) -> Option<String> {
+        if !self.p2p {
+            return Some("P2P is switched off (NCCL_P2P_DISABLE)".into());
+        }
+        let (paths, most) = self.level.as_ref()?;
+        let path = paths[from][to];
+        (path > *most).then(|| format!("their path is {path}, beyond NCCL_P2P_LEVEL={most}"))
+    }
 }
 
 /// Chooses how `from` reaches `to`.
 ///
 /// # Errors
 /// [`Error::NoTransport`] saying why each way is closed.
-pub(crate) fn choose(from: &Endpoint, to: &Endpoint, allowed: Allowed) -> Result<Transport> {
+pub(crate) fn choose(from: &Endpoint, to: &Endpoint, allowed: &Allowed) -> Result<Transport> {
     if from.same_device(to) {
         return Ok(Transport::Local);
     }
     let who = from.who;
     let can = driver::can_access_peer(who, &from.context, &to.context)?;
-    if can && allowed.p2p {
+    let forbidden = allowed.forbids_p2p(who.rank, to.who.rank);
+    if can && forbidden.is_none() {
         let nvlink = driver::native_atomics(who, &from.context, &to.context)?;
         return Ok(if nvlink { Transport::P2pNvlink } else { Transport::P2pPci });
     }
     if allowed.shm {
         return Ok(Transport::Shm);
     }
-    let p2p = if can { "P2P is switched off (NCCL_P2P_DISABLE)" } else { "the devices have no peer access" };
+    let p2p = forbidden.filter(|_| can).unwrap_or_else(|| "the devices have no peer access".into());
     Err(Error::NoTransport {
         from: who.rank,
         to: to.who.rank,
@@ -186,7 +202,12 @@ pub(crate) struct Wiring {
 impl Wiring {
     /// Chooses transports, enables peer access, allocates every region and makes it look as it does after `operations`
     /// operations: headers say so, and no box holds a flag that could be taken for a coming one.
-    pub(crate) fn new(ranks: &[Endpoint], allowed: Allowed, layout: Layout, operations: u64) -> Result<Self> {
+    pub(crate) fn new(
+        ranks: &[Endpoint],
+        allowed: &Allowed,
+        layout: Layout,
+        operations: u64,
+    ) -> Result<Self> {
         let wiring = Self::allocate(ranks, allowed, layout)?;
         let header =
             abi::rl_header { ticket: operations << 32, output: operations << 48, ..Default::default() };
@@ -200,7 +221,7 @@ impl Wiring {
         Ok(wiring)
     }
 
-    fn allocate(ranks: &[Endpoint], allowed: Allowed, layout: Layout) -> Result<Self> {
+    fn allocate(ranks: &[Endpoint], allowed: &Allowed, layout: Layout) -> Result<Self> {
         let n = ranks.len();
         let mut transports = vec![vec![Transport::Local; n]; n];
         for (i, from) in ranks.iter().enumerate() {
@@ -269,6 +290,12 @@ impl Wiring {
         (0..n).all(|i| {
             (0..n).all(|j| i == j || matches!(self.transports[i][j], Transport::Local | Transport::P2pNvlink))
         })
+    }
+
+    /// Whether any two devices write each other's memory, or there is only one.
+    pub(crate) fn maps_any_peer(&self) -> bool {
+        let mut between = self.transports.iter().flatten().filter(|t| **t != Transport::Local).peekable();
+        between.peek().is_none() || between.any(|t| t.reaches_memory())
     }
 
     /// Bytes of link memory that a rank owns.

@@ -73,7 +73,7 @@ macro_rules! conformance_tests {
             $crate::conformance_tests!(@typed [$($guard)?] $engine, i8: i8, u8: u8, i32: i32, u32: u32, i64: i64, u64: u64, f32: f32, f64: f64,
                 f16: half::f16, bf16: half::bf16, f8e4m3: float8::F8E4M3, f8e5m2: float8::F8E5M2);
             $crate::conformance_tests!(@plain [$($guard)?] $engine, every_root, any_offset, any_algorithm_and_channels,
-                rank_order_whatever_the_channels, a_thousand_mixed_calls, two_communicators_interleaved,
+                plans_for_other_machines, rank_order_whatever_the_channels, a_thousand_mixed_calls, two_communicators_interleaved,
                 special_values, factors_may_differ_by_rank);
         }
     };

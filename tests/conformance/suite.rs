@@ -6,6 +6,7 @@ use super::reference::run_and_check;
 use super::{Engine, Fleet, Job};
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
+use ringleader::topology::Topology;
 use ringleader::{Collective, Config, ReduceOp, Scalar, schedule};
 
 /// Lengths around zero, around a vector, and with a ragged end.
@@ -122,6 +123,36 @@ pub(crate) fn any_algorithm_and_channels<E: Engine>(engine: &E) {
                         });
                         run_and_check(&mut fleet, jobs.into());
                         let job = Job::<i8>::sampled(collective, ReduceOp::Avg, ranks, 5000, layout, 1);
+                        run_and_check(&mut fleet, vec![job]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Trees, forests and rings as they are planned for other machines, on whose GPUs the ranks are said to be.
+pub(crate) fn plans_for_other_machines<E: Engine>(engine: &E) {
+    let folder = tempfile::tempdir().expect("a folder for topology files");
+    let machines = [
+        ("dgx1v", Topology::dgx1v()),
+        ("pendant", Topology::pendant(Some(24.0))),
+        ("two-sockets", Topology::pcie_two_sockets(24.0, 16.0)),
+    ];
+    for (name, topology) in machines {
+        let file = folder.path().join(name);
+        std::fs::write(&file, topology.to_xml()).expect("a topology file");
+        for ranks in engine.rank_counts().into_iter().filter(|ranks| [3, 4, 8].contains(ranks)) {
+            for algorithm in ["forest", "tree", "ring"] {
+                let config = Config::new().topology_file(&file).algorithms([algorithm]);
+                let mut fleet = engine.fleet(ranks, 1, &config);
+                for collective in collectives(ranks - 1) {
+                    for layout in [Layout::OUT_OF_PLACE, Layout::IN_PLACE] {
+                        let jobs = [1, 1000, LONG].map(|count| {
+                            Job::<f32>::sampled(collective, ReduceOp::Sum, ranks, count, layout, count as u64)
+                        });
+                        run_and_check(&mut fleet, jobs.into());
+                        let job = Job::<i8>::sampled(collective, ReduceOp::Avg, ranks, 70_001, layout, 1);
                         run_and_check(&mut fleet, vec![job]);
                     }
                 }

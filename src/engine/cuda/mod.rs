@@ -64,6 +64,16 @@ impl Prepared {
         self.programs.iter().map(|p| p.workers).max().unwrap_or(1).max(1)
     }
 
+    /// Workers of one rank.
+    pub(crate) fn workers_of(&self, rank: usize) -> u32 {
+        self.programs[rank].workers
+    }
+
+    /// What it carries out.
+    pub(crate) fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
     /// The least tile for a message of `bytes`: an operation's slots on one link must fit the low bits of its counter.
     pub(crate) fn least_tile(&self, bytes: usize, lanes: u32) -> u32 {
         let folds = self.schedule.workers.iter().flatten().map(|w| w.folds.len()).max().unwrap_or(1);
