@@ -374,3 +374,72 @@ fn plain_allocations_work_too() {
         assert!(s.clone_dtoh(b).unwrap().iter().all(|&x| x == 6));
     }
 }
+
+/// For `direct` and `one_shot` the bits depend on nothing but the inputs: not on blocks, tiles, encodings or addresses.
+#[test]
+fn bits_do_not_depend_on_the_cut() {
+    use conformance::{Engine, Fleet, Job, memory::Layout};
+    use ringleader::Collective;
+    use ringleader::schedule::Encoding;
+
+    let devices = devices();
+    if devices == 0 {
+        return;
+    }
+    let ranks = 4;
+    let mut configs = Vec::new();
+    for algorithm in ["direct", "one_shot"] {
+        for (lanes, tile) in [(1, 512), (5, 4096), (16, 64 << 10)] {
+            let config = Config::new().algorithm(algorithm).encoding(Encoding::Bulk);
+            configs.push(config.lanes(lanes).tile_bytes(tile));
+        }
+    }
+    for encoding in [Encoding::Packet16, Encoding::Packet128] {
+        configs.push(Config::new().algorithm("one_shot").encoding(encoding));
+    }
+    for config in configs {
+        let mut fleet = Gpu { devices, p2p: true, threads: true, ranks: ALL }.fleet(ranks, 1, &config);
+        for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+            for (send_offset, recv_offset) in [(0, 0), (1, 3)] {
+                let layout = Layout { in_place: false, send_offset, recv_offset };
+                for op in [ReduceOp::Sum, ReduceOp::Prod] {
+                    let mut jobs = [3, 2500, 12_001]
+                        .map(|n| Job::<f32>::sampled(collective, op, ranks, n, layout, n as u64));
+                    fleet.run(&mut jobs);
+                    jobs.iter().for_each(Job::check_rank_order);
+                    let mut jobs = [Job::<half::bf16>::sampled(collective, op, ranks, 4097, layout, 3)];
+                    fleet.run(&mut jobs);
+                    jobs.iter().for_each(Job::check_rank_order);
+                }
+            }
+        }
+    }
+}
+
+/// A communicator follows the plan that it explains, for the machine that its GPUs are in.
+#[test]
+fn plans_are_explained() {
+    use ringleader::Collective;
+
+    let devices = devices();
+    if devices == 0 {
+        return;
+    }
+    let _turn = gpu::turn();
+    let ranks = Ranks::new(2, devices, &Config::new());
+    for bytes in [8, 1 << 20, 1 << 30] {
+        let plans: Vec<_> =
+            ranks.comms.iter().map(|c| c.explain(Collective::AllReduce, bytes).unwrap()).collect();
+        assert!(plans[0].verified && plans[0].blocks <= 128 && plans[0].ranks() == 2);
+        let text = plans[0].explain();
+        assert_eq!(text, plans[1].explain());
+        println!("{text}");
+    }
+    let most = ranks.comms[0].explain(Collective::AllReduce, 1 << 30).unwrap();
+    let few = Ranks::new(2, devices, &Config::new().blocks(1, 16));
+    let few = few.comms[0].explain(Collective::AllReduce, 1 << 30).unwrap();
+    assert!(few.blocks <= 16 && most.blocks > 16, "{} {}", few.blocks, most.blocks);
+    let by_hand = Ranks::new(2, devices, &Config::new().channels(2));
+    let text = by_hand.comms[0].explain(Collective::AllReduce, 8).unwrap_err().to_string();
+    assert!(text.contains("Config::channels"), "{text}");
+}
