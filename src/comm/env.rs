@@ -27,6 +27,9 @@ const NETWORK: [&str; 8] = [
     "NCCL_GIN_",
 ];
 
+/// Set by containers to say which NCCL they ship; NCCL itself does not read it.
+const NOT_SETTINGS: [&str; 1] = ["NCCL_VERSION"];
+
 /// Algorithms of NCCL that do not exist here; may be excluded, but not asked for.
 const FOREIGN: [&str; 5] = ["collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"];
 
@@ -265,8 +268,11 @@ impl Variables {
 
     /// Variables of NCCL that mean nothing here.
     pub(super) fn unknown(&self) -> Vec<String> {
-        let known =
-            |name: &str| KNOWN.contains(&name) || NETWORK.iter().any(|prefix| name.starts_with(prefix));
+        let known = |name: &str| {
+            KNOWN.contains(&name)
+                || NOT_SETTINGS.contains(&name)
+                || NETWORK.iter().any(|prefix| name.starts_with(prefix))
+        };
         self.0.keys().filter(|name| name.starts_with("NCCL_") && !known(name)).cloned().collect()
     }
 

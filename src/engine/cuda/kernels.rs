@@ -106,3 +106,17 @@ pub(crate) fn load(who: Who, context: &Arc<CudaContext>, dtype: DataType) -> Res
     loaded.insert(key, Arc::downgrade(&kernels));
     Ok(kernels)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What every program that links the crate carries along, for four architectures by default. Without nvcc there is
+    /// nothing to weigh.
+    #[test]
+    fn embedded_kernels_are_light() {
+        let bytes: usize = MODULES.iter().map(|(_, image)| image.len()).sum();
+        assert!(bytes <= 16 << 20, "{bytes} bytes of kernels");
+        assert_eq!(embedded().is_ok(), bytes > 0);
+    }
+}
