@@ -106,7 +106,8 @@ pub enum Error {
 
     /// Ranks of one communicator made different calls as the same operation.
     #[error(
-        "ranks disagree about operation {operation}: rank {rank} called {call}, rank {peer} called {peer_call}"
+        "ranks disagree about operation {operation}: rank {rank} called {call}, rank {peer} called {peer_call}{}",
+        if call == peer_call { "; their buffers are not registered alike, or at different offsets" } else { "" }
     )]
     Mismatch {
         /// The operation's number on this communicator.

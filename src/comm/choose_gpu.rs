@@ -21,6 +21,9 @@ const PACKET16_BYTES: usize = 32 << 10;
 /// Below so many bytes a lane, measured on two H200s, another lane costs more than it brings.
 const BYTES_A_LANE: usize = 32 << 10;
 
+/// Blocks that add at the speed at which copy engines bring: three bytes of memory for each on the wire.
+const ADD_BLOCKS: u32 = 32;
+
 /// What a wire moves in the time one more step takes: 1.3 µs at 365 GB/s.
 const ONE_STEP_BYTES: usize = 474 << 10;
 
@@ -93,6 +96,11 @@ impl Chooser {
         }
         self.known.lock().insert(key, chosen.clone());
         Ok(chosen)
+    }
+
+    /// Blocks of the kernel that adds what copy engines have brought.
+    pub(super) fn add_blocks(&self) -> u32 {
+        ADD_BLOCKS.min(self.blocks_per_rank())
     }
 
     /// The plan that calls of this size follow.

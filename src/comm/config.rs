@@ -30,6 +30,8 @@ pub struct Config {
     pub(crate) tile_bytes: Option<usize>,
     /// How slots are encoded on a GPU; chosen by size without.
     pub(crate) encoding: Option<Encoding>,
+    /// From how many bytes of the whole message on copy engines move data between registered buffers.
+    pub(crate) copies_from: Option<usize>,
     /// Operations that GPU ranks count as done already.
     pub(crate) operations_done: u64,
     /// Whether ranks on different GPUs may not write each other's memory.
@@ -176,6 +178,13 @@ impl Config {
     /// Cuts messages between GPU ranks into tiles of so many bytes, rounded down to a multiple of 128.
     pub fn tile_bytes(mut self, bytes: usize) -> Self {
         self.tile_bytes = Some(bytes);
+        self
+    }
+
+    /// From how many bytes of the whole message on copy engines move data between registered buffers
+    /// ([`Communicator::register`](super::Communicator::register)); without, from 64 MiB, or 256 MiB for reductions.
+    pub fn copies_from(mut self, bytes: usize) -> Self {
+        self.copies_from = Some(bytes);
         self
     }
 

@@ -1,202 +1,78 @@
 //! Ranks on GPUs: what their handles share, and how an operation is enqueued.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::Mutex;
 
 use super::choose_gpu::{Chooser, Way};
-use super::config::{Config, Subsystem};
-use super::log::Log;
-use super::machine::Machine;
-use super::survey::survey;
+use super::copiers::{self, Copiers, Place};
 use crate::engine::Call;
-use crate::engine::cuda::driver::{self, DeviceMemory, HostMemory, KernelLaunch, Who};
+use crate::engine::cuda::copies::{self, Work};
+use crate::engine::cuda::driver::{self, DeviceMemory, HostMemory, KernelLaunch};
 use crate::engine::cuda::kernels::{self, Kernels};
-use crate::engine::cuda::{self, Buffers, Cut, Prepared, abi, exchange};
+use crate::engine::cuda::{Buffers, Cut, Prepared, abi, exchange};
 use crate::error::{Error, Result};
-use crate::plan::{Limits, Plan};
+use crate::plan::Plan;
 use crate::schedule::Encoding;
-use crate::topology::{Gpu, Topology};
-use crate::transport::gpu::{Allowed, Endpoint, Layout, Transport, Wiring};
+use crate::transport::gpu::{Endpoint, Transport, Wiring};
 use crate::types::{Collective, DataType, ReduceOp};
-
-/// Most blocks of all ranks on one device together. They must all be resident at once, so it is also at most one for each
-/// multiprocessor, which every kernel is compiled to fit; most fit two, which leaves room for a second communicator.
-const BLOCKS_PER_DEVICE: u32 = 128;
 
 /// What all handles of one communicator share.
 #[derive(Debug)]
-struct Shared {
-    endpoints: Vec<Endpoint>,
+pub(super) struct Shared {
+    pub(super) endpoints: Vec<Endpoint>,
     /// None for one rank: it needs no links.
-    wiring: Option<Wiring>,
+    pub(super) wiring: Option<Wiring>,
     /// One `rl_state` a rank; none for one rank.
-    states: Vec<DeviceMemory>,
+    pub(super) states: Vec<DeviceMemory>,
     /// The abort word, then one `rl_report` a rank, each on a line of its own. None for one rank.
-    control: Option<HostMemory>,
-    chooser: Chooser,
+    pub(super) control: Option<Arc<HostMemory>>,
+    /// From the first registration of buffers on.
+    pub(super) copiers: OnceLock<Copiers>,
+    pub(super) chooser: Chooser,
     /// Whether kernels may be launched before their predecessor has finished: from compute capability 9.0, and with one
     /// rank on a device, so that waiting blocks never keep another rank's from running.
-    early: bool,
+    pub(super) early: bool,
     /// Operations each rank has enqueued, outside captures.
-    entered: Vec<AtomicU64>,
+    pub(super) entered: Vec<AtomicU64>,
     /// Handles that were dropped.
-    dropped: Vec<AtomicBool>,
+    pub(super) dropped: Vec<AtomicBool>,
     /// Where each rank enqueued last.
-    streams: Mutex<Vec<Option<Arc<CudaStream>>>>,
+    pub(super) streams: Mutex<Vec<Option<Arc<CudaStream>>>>,
 }
 
 /// One rank's handle.
 #[derive(Debug)]
 pub(crate) struct Member {
-    shared: Arc<Shared>,
-    rank: usize,
-    kernels: Mutex<[Option<Arc<Kernels>>; DataType::ALL.len()]>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) rank: usize,
+    pub(super) kernels: Mutex<[Option<Arc<Kernels>>; DataType::ALL.len()]>,
     /// Serialises this rank's enqueues.
-    enqueue: Mutex<()>,
-}
-
-/// Creates one handle for each context; the same context may be given more than once.
-pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<Member>> {
-    config.check()?;
-    cuda::available()?;
-    let n = contexts.len();
-    if n == 0 || n > abi::RL_MAX_RANKS as usize {
-        let expected = format!("1 to {} contexts, one for each rank", abi::RL_MAX_RANKS);
-        return Err(Error::invalid_value("contexts", n.to_string(), expected));
-    }
-    let endpoints = contexts
-        .iter()
-        .enumerate()
-        .map(|(rank, context)| {
-            let who = Who { rank, device: context.ordinal() };
-            Ok(Endpoint { who, context: context.clone(), bus_id: driver::bus_id(who, context)? })
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let crowd = |e: &Endpoint| endpoints.iter().filter(|o| o.bus_id == e.bus_id).count() as u32;
-    let mut device_blocks = BLOCKS_PER_DEVICE;
-    for e in &endpoints {
-        let count = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = e.context.attribute(count).map_err(|error| e.who.error("cuDeviceGetAttribute", error))?;
-        device_blocks = device_blocks.min(count as u32);
-        // A rank's share is set by hand.
-        device_blocks =
-            device_blocks.min(config.max_blocks.unwrap_or(BLOCKS_PER_DEVICE).saturating_mul(crowd(e)));
-    }
-    let mut early = endpoints.iter().all(|e| crowd(e) == 1);
-    for e in &endpoints {
-        early &=
-            e.context.compute_capability().map_err(|error| e.who.error("cuDeviceGetAttribute", error))?.0
-                >= 9;
-    }
-    let log = Log::new(config)?;
-    log.version();
-    let (machine, wiring) = wire(&endpoints, config, device_blocks)?;
-    machine.publish(config, &log)?;
-    let (mut states, mut control) = (Vec::new(), None);
-    if n > 1 {
-        for e in &endpoints {
-            states.push(DeviceMemory::zeroed(e.who, &e.context, size_of::<abi::rl_state>())?);
-        }
-        let line = abi::RL_LINE as usize;
-        control = Some(HostMemory::zeroed(endpoints[0].who, &endpoints[0].context, line * (n + 1))?);
-        for (e, state) in endpoints.iter().zip(&states) {
-            let done = config.operations_done;
-            let start = abi::rl_state { epoch: done, packet_epoch: done, ..Default::default() };
-            state.write(e.who, 0, &start)?;
-        }
-        // cuMemsetD8 may run behind the host: no kernel may see memory before it is cleared.
-        for e in &endpoints {
-            e.context.synchronize().map_err(|error| e.who.error("cuCtxSynchronize", error))?;
-        }
-    }
-    let mut crowds: Vec<Vec<usize>> = Vec::new();
-    for e in &endpoints {
-        match crowds.iter_mut().find(|crowd| endpoints[crowd[0]].bus_id == e.bus_id) {
-            Some(crowd) => crowd.push(e.who.rank),
-            None => crowds.push(vec![e.who.rank]),
-        }
-    }
-    let chooser = Chooser {
-        machine,
-        config: config.clone(),
-        log,
-        layout: wiring.as_ref().map(Wiring::layout),
-        keeps_lines: wiring.as_ref().is_some_and(Wiring::keeps_lines),
-        crowds,
-        device_blocks,
-        known: Mutex::default(),
-        prepared: Mutex::default(),
-    };
-    let shared = Arc::new(Shared {
-        endpoints,
-        wiring,
-        states,
-        control,
-        chooser,
-        early,
-        entered: (0..n).map(|_| AtomicU64::new(0)).collect(),
-        dropped: (0..n).map(|_| AtomicBool::new(false)).collect(),
-        streams: Mutex::new(vec![None; n]),
-    });
-    let member =
-        |rank| Member { shared: shared.clone(), rank, kernels: Mutex::default(), enqueue: Mutex::default() };
-    let members: Vec<Member> = (0..n).map(member).collect();
-    let lines = || members.iter().flat_map(Member::channels);
-    shared.chooser.log.info(Subsystem::Init, lines);
-    let memory = |m: &Member| format!("rank {} holds {} bytes of link memory", m.rank, m.memory_used());
-    shared.chooser.log.info(Subsystem::Alloc, || members.iter().map(memory));
-    Ok(members)
-}
-
-/// Finds out what machine the ranks are on while their link memory is allocated.
-fn wire(endpoints: &[Endpoint], config: &Config, device_blocks: u32) -> Result<(Machine, Option<Wiring>)> {
-    let n = endpoints.len();
-    if n == 1 && config.topology_path().is_none() {
-        // Nothing joins one rank to anything: there is nothing to be found out.
-        let mut alone = Topology::new("one GPU");
-        alone.add_gpu(Gpu { bus_id: Some(endpoints[0].bus_id.clone()), ..Gpu::default() }, None);
-        return Ok((Machine::new(&alone, vec![0], config.limits()), None));
-    }
-    let mut allowed = Allowed { p2p: !config.p2p_disabled, shm: !config.shm_disabled, level: None };
-    let wiring = |allowed: &Allowed| {
-        let layout = Layout::for_ranks(n);
-        (n > 1).then(|| Wiring::new(endpoints, allowed, layout, config.operations_done)).transpose()
-    };
-    let (found, wiring) = match config.p2p_level {
-        None => std::thread::scope(|scope| {
-            let found = scope.spawn(|| survey(endpoints, config));
-            let wiring = wiring(&allowed);
-            (found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), wiring)
-        }),
-        Some(level) => {
-            let (topology, gpus) = survey(endpoints, config)?;
-            let paths = topology.paths();
-            let kinds = |&from: &usize| gpus.iter().map(|&to| paths[from][to].kind).collect();
-            allowed.level = Some((gpus.iter().map(kinds).collect(), level));
-            (Ok((topology, gpus)), wiring(&allowed))
-        }
-    };
-    let ((topology, gpus), wiring) = (found?, wiring?);
-    // Where no two devices write each other's memory, data pass through the host's, which NVLinks do not reach.
-    let mapped = wiring.as_ref().is_none_or(Wiring::maps_any_peer);
-    // Where the machine is another one, ranks share a device that are said to be on several.
-    let most = |count: &dyn Fn(usize) -> usize| (0..n).map(count).max().unwrap_or(1).max(1) as u32;
-    let planned = most(&|rank| gpus.iter().filter(|&&gpu| gpu == gpus[rank]).count());
-    let real = most(&|rank| endpoints.iter().filter(|e| e.bus_id == endpoints[rank].bus_id).count());
-    let limits = Limits {
-        max_blocks: (device_blocks * planned / real).max(1),
-        max_workers: Some((device_blocks / real).clamp(1, abi::RL_MAX_WORKERS) as usize),
-        p2p: mapped,
-        ..config.limits()
-    };
-    Ok((Machine::new(&topology, gpus, limits), wiring))
+    pub(super) enqueue: Mutex<()>,
 }
 
 impl Shared {
+    pub(super) fn copiers(&self) -> Option<&Copiers> {
+        self.copiers.get()
+    }
+
+    /// Registers one buffer of each rank, which peers can write.
+    pub(super) fn register(&self, addresses: Vec<u64>, bytes: usize) -> Result<u32> {
+        let (Some(wiring), Some(control)) = (&self.wiring, &self.control) else {
+            // One rank has nobody to exchange anything with.
+            return Ok(0);
+        };
+        if self.copiers.get().is_none() {
+            let made = Copiers::new(&self.endpoints, wiring, control.clone())?;
+            // Another thread's may have come first; this one's then ends here.
+            let _ = self.copiers.set(made);
+        }
+        Ok(self.copiers.get().map_or(0, |copiers| copiers.register(addresses, bytes)))
+    }
+
     fn ranks(&self) -> usize {
         self.endpoints.len()
     }
@@ -237,6 +113,10 @@ impl Shared {
 }
 
 impl Member {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
@@ -347,6 +227,14 @@ impl Member {
             self.follow_last_stream(stream)?;
         }
         let bytes = call.collective.blocks(shared.ranks()) * call.count * call.dtype.size();
+        if let Some((copiers, place)) = self.window(call, bytes, input, output) {
+            // SAFETY: the caller vouches for the buffers, and whoever registered the window for its peers'.
+            unsafe { self.copy(copiers, &place, stream, &kernels, call, input) }?;
+            if !capturing {
+                shared.entered[self.rank].fetch_add(1, Ordering::AcqRel);
+            }
+            return Ok(());
+        }
         match shared.chooser.choose(call.collective, bytes)?.way {
             Way::Program(prepared, cut) => {
                 let op = self.program(&prepared, cut, call, input, output);
@@ -381,6 +269,61 @@ impl Member {
             shared.entered[self.rank].fetch_add(1, Ordering::AcqRel);
         }
         Ok(())
+    }
+
+    /// The window that holds a call's output, if copy engines are to carry it out.
+    fn window(&self, call: &Call, bytes: usize, input: u64, output: u64) -> Option<(&Copiers, Place)> {
+        let (shared, n) = (&*self.shared, self.ranks());
+        let copiers = shared.copiers.get()?;
+        let block = call.count * call.dtype.size();
+        let (own, length) = match call.collective {
+            Collective::ReduceScatter => (self.rank * block, block),
+            _ => (0, bytes),
+        };
+        let in_place = input + own as u64 == output;
+        let least = shared.chooser.config.copies_from.unwrap_or(copiers::copies_from(call.collective));
+        if bytes < least || !copies::can(call.collective, call.op, n, in_place) {
+            return None;
+        }
+        Some((copiers, copiers.place(self.rank, output, length)?))
+    }
+
+    /// Enqueues an operation that copy engines carry out, behind an exchange of nothing.
+    ///
+    /// # Safety
+    /// As [`enqueue`](Self::enqueue); the outputs in `place` are those of all ranks in this call.
+    unsafe fn copy(
+        &self,
+        copiers: &Copiers,
+        place: &Place,
+        stream: &CudaStream,
+        kernels: &Kernels,
+        call: &Call,
+        input: u64,
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        let mut op = self.exchange(call, Encoding::Packet16, input, 0);
+        // Ranks must agree on the window, too.
+        (op.count, op.digest) = (0, op.digest ^ place.fingerprint);
+        let launch = KernelLaunch {
+            function: kernels.exchange16.of(call.op),
+            blocks: 1,
+            threads: abi::RL_EXCHANGE_BLOCK,
+            early: shared.early,
+            parameter: &op,
+        };
+        // SAFETY: the exchange kernels take one rl_exchange; this one touches link memory alone.
+        unsafe { launch.enqueue(self.endpoint().who, stream) }?;
+        let work = Work {
+            call,
+            input,
+            outputs: &place.outputs,
+            words: copiers.words(self.rank),
+            kernels: &kernels.program,
+            blocks: shared.chooser.add_blocks(),
+        };
+        // SAFETY: the caller vouches for the buffers; link memory is there until every stream has passed.
+        unsafe { copiers.enqueue(self.rank, stream, &work) }
     }
 
     /// The parameter of a program kernel.
@@ -444,7 +387,7 @@ impl Member {
     }
 
     /// Whether the kernels of all other devices can write this memory.
-    fn peers_can_write(&self, address: u64) -> bool {
+    pub(super) fn peers_can_write(&self, address: u64) -> bool {
         let Some(pointer) = driver::describe_pointer(address) else { return false };
         let own = &self.endpoint().bus_id;
         self.shared.endpoints.iter().filter(|e| e.bus_id != *own).all(|e| pointer.writable_by(&e.context))
@@ -516,5 +459,7 @@ impl Drop for Shared {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
+        // Its thread writes link memory.
+        drop(self.copiers.take());
     }
 }

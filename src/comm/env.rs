@@ -134,6 +134,11 @@ impl Variables {
             super::config::check_channels("RINGLEADER_CHANNELS", channels, text)?;
             config.channels = Some(channels);
         }
+        config.copies_from = self.parse(
+            "RINGLEADER_COPIES_FROM",
+            "bytes, such as 67108864 or 64M; 0 for all messages",
+            |text| bytes(text),
+        )?;
         config.timeout = self.parse("RINGLEADER_TIMEOUT", "a number of seconds, such as 30", |text| {
             text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok())
         })?;
@@ -245,13 +250,7 @@ impl Variables {
     fn buffer(&self) -> Result<Option<usize>> {
         let expected = "bytes from 512 to 67108864, such as 4194304 or 4M";
         let bytes = self.parse("NCCL_BUFFSIZE", expected, |text| {
-            let (digits, shift) = match text.to_ascii_uppercase().strip_suffix(['K', 'M']) {
-                Some(digits) => (digits.to_owned(), if text.ends_with(['k', 'K']) { 10 } else { 20 }),
-                None => (text.to_owned(), 0),
-            };
-            let plain = !digits.is_empty() && digits.len() < 10 && digits.bytes().all(|b| b.is_ascii_digit());
-            let bytes = plain.then(|| digits.parse::<usize>().ok()).flatten()? << shift;
-            (512..=64 << 20).contains(&bytes).then_some(bytes)
+            bytes(text).filter(|bytes| (512..=64 << 20).contains(bytes))
         })?;
         Ok(bytes.map(|bytes| bytes / crate::plan::Limits::default().depth as usize / 128 * 128))
     }
@@ -286,6 +285,16 @@ impl Variables {
             }
         }
     }
+}
+
+/// Bytes as a number, with `K` or `M` for 1024 and 1024².
+fn bytes(text: &str) -> Option<usize> {
+    let (digits, shift) = match text.strip_suffix(['k', 'K', 'm', 'M']) {
+        Some(digits) => (digits, if text.ends_with(['k', 'K']) { 10 } else { 20 }),
+        None => (text, 0),
+    };
+    let plain = !digits.is_empty() && digits.len() < 10 && digits.bytes().all(|b| b.is_ascii_digit());
+    Some(plain.then(|| digits.parse::<usize>().ok()).flatten()? << shift)
 }
 
 #[cfg(test)]
@@ -324,6 +333,7 @@ mod tests {
         assert_eq!(limits.encodings, [Encoding::Bulk, Encoding::Packet16]);
         assert_eq!((limits.min_blocks, limits.max_blocks), (Some(4), 32));
         assert_eq!(limits.tile_bytes, Some(256 << 10));
+        assert_eq!(read(&[("RINGLEADER_COPIES_FROM", "64M")]), Config::new().copies_from(64 << 20));
         assert_eq!(config.p2p_level, Some(PathType::Pxb));
         assert!(config.shm_disabled && !config.p2p_disabled);
         assert_eq!(config.debug, Some(DebugLevel::Info));

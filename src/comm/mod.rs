@@ -26,7 +26,11 @@ mod choose;
 #[cfg(feature = "cuda")]
 mod choose_gpu;
 mod config;
+#[cfg(feature = "cuda")]
+mod copiers;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod create;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod env;
@@ -37,11 +41,15 @@ mod machine;
 mod on_stream;
 #[cfg(feature = "cuda")]
 mod survey;
+#[cfg(feature = "cuda")]
+mod window;
 
 pub use config::{Config, DebugLevel, Subsystem};
 pub use group::{Group, group};
 #[cfg(feature = "cuda")]
 pub use on_stream::OnStream;
+#[cfg(feature = "cuda")]
+pub use window::Window;
 
 /// What `perf` needs of the compiled kernels: a unit that is no collective's.
 #[cfg(all(feature = "cuda", feature = "cli"))]
@@ -297,7 +305,7 @@ impl Communicator {
     /// [`Error::Unavailable`] if there is no driver or this build has no kernels, [`Error::NoTransport`] if two ranks
     /// cannot reach each other, [`Error::Cuda`] if the driver refuses something.
     pub fn cuda(contexts: &[Arc<cudarc::driver::CudaContext>], config: &Config) -> Result<Vec<Communicator>> {
-        let members = cuda::create(contexts, config)?;
+        let members = create::create(contexts, config)?;
         Ok(members.into_iter().map(|m| Communicator { inner: Inner::Cuda(m) }).collect())
     }
 

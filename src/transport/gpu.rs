@@ -10,6 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 
 use crate::engine::cuda::abi;
+use crate::engine::cuda::copies::{self, Words};
 use crate::engine::cuda::driver::{self, DeviceMemory, HostMemory, Who};
 use crate::error::{Error, Result};
 use crate::topology::PathType;
@@ -179,6 +180,16 @@ impl Layout {
         self.boxes128() + 2 * self.box128
     }
 
+    /// Bytes from a region's beginning to the words that order copies.
+    pub(crate) fn words(&self) -> usize {
+        self.slots() + self.fifo
+    }
+
+    /// Bytes of a region.
+    fn bytes(&self) -> usize {
+        self.words() + copies::WORD_BYTES
+    }
+
     /// Data bytes that fit in a packet16 box.
     pub(crate) fn capacity16(&self) -> usize {
         abi::RL_BOX16_BYTES as usize / 2
@@ -238,7 +249,7 @@ impl Wiring {
                     row.push(None);
                     continue;
                 }
-                let bytes = layout.slots() + layout.fifo;
+                let bytes = layout.bytes();
                 // Both directions must agree: the peer writes this region, and reads nothing.
                 row.push(Some(match transports[j][i] {
                     Transport::Shm => Memory::Host(HostMemory::zeroed(owner.who, &owner.context, bytes)?),
@@ -269,6 +280,12 @@ impl Wiring {
             *pair = abi::rl_peer { local: self.address(rank, peer), remote: self.address(peer, rank) };
         }
         peers
+    }
+
+    /// The words of a rank and each peer that order copies.
+    pub(crate) fn words(&self, rank: usize) -> Vec<Words> {
+        let at = |owner, peer| self.address(owner, peer) + self.layout.words() as u64;
+        (0..self.regions.len()).map(|peer| Words { own: at(rank, peer), peer: at(peer, rank) }).collect()
     }
 
     fn address(&self, owner: usize, peer: usize) -> u64 {

@@ -433,6 +433,62 @@ pub(crate) unsafe fn copy(who: Who, stream: &CudaStream, to: u64, from: u64, byt
     who.check("cuMemcpyDtoDAsync_v2", status)
 }
 
+/// What a stream does with a 32-bit word of device-visible memory, in order with its other work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WordOp {
+    /// Waits until the word at this address is 1 or more.
+    Wait(u64),
+    /// Writes 1, after everything before it in the stream is visible.
+    Raise(u64),
+    /// Writes 0.
+    Lower(u64),
+}
+
+/// Enqueues operations on words. No multiprocessor is held while one waits.
+///
+/// # Safety
+/// Every address is of an aligned word that the stream's device can write, and stays valid until the stream has passed.
+pub(crate) unsafe fn word_ops(who: Who, stream: &CudaStream, ops: &[WordOp]) -> Result<()> {
+    let mut params: Vec<sys::CUstreamBatchMemOpParams> = ops.iter().map(WordOp::parameters).collect();
+    // SAFETY: the array is as long as said, the driver copies it before it returns; the caller vouches for the addresses.
+    let status = unsafe {
+        sys::cuStreamBatchMemOp_v2(stream.cu_stream(), params.len() as u32, params.as_mut_ptr(), 0)
+    };
+    who.check("cuStreamBatchMemOp_v2", status)
+}
+
+impl WordOp {
+    fn parameters(&self) -> sys::CUstreamBatchMemOpParams {
+        // SAFETY: plain C structures and numbers; zero is a valid value of every field.
+        let mut params: sys::CUstreamBatchMemOpParams = unsafe { MaybeUninit::zeroed().assume_init() };
+        let write = |address, value| sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+            operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            address,
+            __bindgen_anon_1:
+                sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 { value },
+            flags: sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32,
+            alias: 0,
+        };
+        match *self {
+            WordOp::Wait(address) => {
+                params.waitValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st {
+                    operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                    address,
+                    __bindgen_anon_1:
+                        sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 {
+                            value: 1,
+                        },
+                    flags: sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
+                    alias: 0,
+                }
+            }
+            WordOp::Raise(address) => params.writeValue = write(address, 1),
+            WordOp::Lower(address) => params.writeValue = write(address, 0),
+        }
+        params
+    }
+}
+
 /// The PCI bus id of a context's device, as the driver writes it: `0000:06:00.0`.
 pub(crate) fn bus_id(who: Who, context: &CudaContext) -> Result<String> {
     let mut text = [0i8; 32];

@@ -4,6 +4,7 @@
 
 #[allow(missing_docs, non_camel_case_types, unreachable_pub, clippy::undocumented_unsafe_blocks, dead_code)]
 pub(crate) mod abi;
+pub(crate) mod copies;
 pub(crate) mod driver;
 pub(crate) mod exchange;
 pub(crate) mod kernels;
