@@ -137,7 +137,7 @@ impl Variables {
         config.copies_from = self.parse(
             "RINGLEADER_COPIES_FROM",
             "bytes, such as 67108864 or 64M; 0 for all messages",
-            |text| bytes(text),
+            bytes,
         )?;
         config.timeout = self.parse("RINGLEADER_TIMEOUT", "a number of seconds, such as 30", |text| {
             text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok())
