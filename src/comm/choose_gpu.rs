@@ -21,6 +21,9 @@ const PACKET16_BYTES: usize = 32 << 10;
 /// Below so many bytes a lane, measured on two H200s, another lane costs more than it brings.
 const BYTES_A_LANE: usize = 32 << 10;
 
+/// Tiles are not made smaller than this for the sake of more slots.
+const SMALL_TILE: u32 = 64 << 10;
+
 /// Blocks that add at the speed at which copy engines bring: three bytes of memory for each on the wire.
 const ADD_BLOCKS: u32 = 32;
 
@@ -143,7 +146,15 @@ impl Chooser {
         // One rank copies, or scales: the plan of a machine has nothing to say about that.
         let lanes = if self.ranks() == 1 { bytes.div_ceil(BYTES_A_LANE) as u32 } else { lanes };
         let lanes = self.config.lanes.unwrap_or(lanes);
-        let cut = self.cut(&prepared, lanes, plan.tile_bytes, bytes)?;
+        let mut cut = self.cut(&prepared, lanes, plan.tile_bytes, bytes)?;
+        // Plans count on a few slots a link; there is memory for so many of smaller ones.
+        while self.config.tile_bytes.is_none()
+            && cut.depth_lent < plan.depth
+            && cut.tile_bytes > SMALL_TILE
+            && self.layout.is_some()
+        {
+            cut = self.cut(&prepared, lanes, cut.tile_bytes as usize / 2, bytes)?;
+        }
         // What is explained is what runs.
         let mut plan = Plan::clone(&plan);
         plan.lanes = repeats.iter().map(|repeat| repeat * cut.lanes).collect();

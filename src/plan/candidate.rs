@@ -40,6 +40,13 @@ pub(crate) struct Candidate {
 /// Weights of rings and trees are brought below this sum, so that shares stay numbers of 32 bits.
 const MOST_WEIGHT: i64 = 4096;
 
+impl Candidate {
+    /// Whether every rank reaches every rank it has to do with in one hop.
+    pub(crate) fn is_mesh(&self) -> bool {
+        self.shapes.iter().all(|shape| *shape == Shape::Mesh)
+    }
+}
+
 /// The most blocks of a rank for the smaller and the larger cut of the best forest: what fits into an engine's program,
 /// and what fits on a GPU.
 const FOREST_BLOCKS: [usize; 2] = [30, 112];

@@ -124,7 +124,7 @@ impl Plan {
             blocks: 1,
             tile_bytes: request.limits.tile_bytes.unwrap_or(256 << 10),
             depth: request.limits.depth,
-            predicted_us: super::cost::LAUNCH_US,
+            predicted_us: super::CostModel::default().bulk_us,
             bound: None,
             verified: schedule::verify(&schedule, 2).is_ok(),
             reason: "one rank's input is the result".into(),

@@ -1,38 +1,21 @@
 //! What a candidate costs at a message size: tiles, blocks, encoding, and the time that the clock predicts.
 //!
-//! The constants are round figures of recent GPUs and describe no machine exactly. They have to be right in
-//! proportion, so that the planner prefers few steps where latency decides, and full links where bandwidth does.
+//! Bulk transfers are simulated. Packets are one step that every block does for itself, so their time is a formula.
 
 use super::candidate::Candidate;
 use super::machine::Machine;
+use super::model::CostModel;
 use super::planner::Limits;
 use crate::Result;
 use crate::schedule::Encoding;
 use crate::schedule::simulate::{Placement, Setup, busy_times, simulate_placed};
 
-/// Starting a kernel from a stream, in microseconds.
-pub(crate) const LAUNCH_US: f64 = 3.6;
-
-/// What a fold costs for each tile beside the bytes, in bulk transfers: waiting for it to be there, a fence, a counter.
-const BULK_FOLD_US: f64 = 0.8;
-
-/// The same where flags travel with the data, and there is no fence.
-const PACKET_FOLD_US: f64 = 0.3;
-
-/// Packets are for messages up to so many bytes: above, the time of the wire outweighs the fence.
-const PACKET16_BYTES: usize = 64 << 10;
-const PACKET128_BYTES: usize = 4 << 20;
-
-/// One block reads or writes so many GB/s.
-fn lane_gbs(sm: Option<u32>) -> f64 {
-    if sm.is_none_or(|sm| sm >= 90) { 40.0 } else { 25.0 }
-}
-
-/// Bytes of a chunk for which another lane pays.
-const BYTES_A_LANE: usize = 16 << 10;
-
-/// The largest slot of a link.
+/// The slots of a link: smaller ones cost bandwidth fast on real wires, larger ones take memory.
+const LEAST_TILE: usize = 64 << 10;
 const MOST_TILE: usize = 256 << 10;
+
+/// Most lanes of a worker; more gain nothing on any link.
+const MOST_LANES: u32 = 64;
 
 /// A candidate that is cut for a size.
 #[derive(Clone, Debug)]
@@ -44,6 +27,8 @@ pub(crate) struct Cut {
     pub(crate) blocks: u32,
     placement: Placement,
     setup: Setup,
+    /// From the launch to the first byte, for what is simulated; the whole time for packets.
+    start_us: f64,
     /// A rough time, in microseconds: the busiest wire or block, and what fills the pipeline.
     pub(crate) rough_us: f64,
 }
@@ -55,25 +40,64 @@ pub(crate) fn encodings(
     bytes: usize,
     limits: &Limits,
 ) -> Vec<Encoding> {
-    // Packets need links that are written once for each slot and never handed out as buffers: one-shot's.
-    let packets = candidate.schedule.algorithm == "one_shot";
+    // Packets carry what is done in one step, by as many blocks as it takes: channels are of no use to them.
+    let packets = candidate.steps == 1 && candidate.is_mesh() && candidate.schedule.channels == 1;
+    let block = bytes / candidate.schedule.collective.blocks(candidate.schedule.ranks);
+    let ranks = candidate.schedule.ranks;
     let fits = |encoding: &Encoding| match encoding {
         Encoding::Bulk => true,
-        Encoding::Packet16 => packets && bytes <= PACKET16_BYTES,
-        Encoding::Packet128 => packets && bytes <= PACKET128_BYTES && machine.nvlink_only,
+        Encoding::Packet16 => packets && block <= limits.packet16_bytes(),
+        Encoding::Packet128 => packets && block <= limits.packet128_bytes(ranks) && machine.nvlink_only,
     };
     let allowed = |encoding: &Encoding| limits.encodings.is_empty() || limits.encodings.contains(encoding);
     Encoding::ALL.into_iter().filter(fits).filter(allowed).collect()
+}
+
+/// A candidate in packets.
+fn cut_packets(
+    machine: &Machine,
+    candidate: &Candidate,
+    costs: &CostModel,
+    bytes: usize,
+    encoding: Encoding,
+    limits: &Limits,
+) -> Result<Cut> {
+    let schedule = &candidate.schedule;
+    let block = bytes / schedule.collective.blocks(schedule.ranks);
+    let setup = Setup { wire_efficiency: encoding.efficiency() * costs.packet_share, ..Setup::new(bytes) };
+    let placement = Placement { routes: candidate.routes.clone(), lanes: vec![1] };
+    let wire_us = busy_times(schedule, &machine.network, &placement, &setup)?.into_iter().fold(0.0, f64::max);
+    let base = if encoding == Encoding::Packet16 { costs.packet16_us } else { costs.packet128_us };
+    // Beyond a few words the loads and stores of one thread no longer overlap completely.
+    let filled = costs.packet_fill_us * (block as f64 / (block as f64 + 4096.0));
+    let time_us = base + machine.longest_us() + filled + wire_us;
+    let crowd = machine.ranks_on.iter().map(Vec::len).max().unwrap_or(1).max(1) as u32;
+    let per_block = if encoding == Encoding::Packet16 { 4096 } else { 7680 };
+    let blocks = (block.div_ceil(per_block) as u32).clamp(1, (limits.max_blocks / crowd).max(1));
+    Ok(Cut {
+        encoding,
+        lanes: vec![1],
+        tile_bytes: limits.tile_bytes.unwrap_or(4 << 10),
+        blocks,
+        placement,
+        setup,
+        start_us: time_us,
+        rough_us: time_us,
+    })
 }
 
 /// Cuts a candidate for a size; `None` where it needs more blocks or workers than there may be.
 pub(crate) fn cut(
     machine: &Machine,
     candidate: &Candidate,
+    costs: &CostModel,
     bytes: usize,
     encoding: Encoding,
     limits: &Limits,
 ) -> Result<Option<Cut>> {
+    if encoding != Encoding::Bulk {
+        return cut_packets(machine, candidate, costs, bytes, encoding, limits).map(Some);
+    }
     let schedule = &candidate.schedule;
     let most_workers = schedule.workers.iter().map(Vec::len).max().unwrap_or(0);
     if limits.max_workers.is_some_and(|most| most_workers > most)
@@ -81,12 +105,12 @@ pub(crate) fn cut(
     {
         return Ok(None);
     }
-    let fold_us = if encoding == Encoding::Bulk { BULK_FOLD_US } else { PACKET_FOLD_US };
+    let fold_us = costs.fold_us;
     let mut setup = Setup {
         depth: limits.depth,
         fold_us,
-        lane_gbs: lane_gbs(machine.sm),
-        wire_efficiency: encoding.efficiency(),
+        lane_gbs: costs.lane_gbs,
+        lent: limits.p2p,
         ..Setup::new(bytes)
     };
     let mut placement = Placement { routes: candidate.routes.clone(), lanes: Vec::new() };
@@ -109,7 +133,7 @@ pub(crate) fn cut(
         longest[channel] = longest[channel].max(chunks);
         folds = folds.max(worker.folds.len());
     }
-    let Some(lanes) = choose_lanes(machine, candidate, &work_us, &longest, wire_us, limits) else {
+    let Some(lanes) = choose_lanes(machine, candidate, costs, &work_us, &longest, wire_us, limits) else {
         return Ok(None);
     };
 
@@ -126,7 +150,7 @@ pub(crate) fn cut(
         .map(|(&bytes, &lanes)| bytes as f64 / f64::from(lanes))
         .fold(0.0, f64::max);
     let tile = (longest / tiles).ceil() as usize;
-    setup.tile_bytes = limits.tile_bytes.unwrap_or(tile.next_multiple_of(128).clamp(4 << 10, MOST_TILE));
+    setup.tile_bytes = limits.tile_bytes.unwrap_or(tile.next_multiple_of(128).clamp(LEAST_TILE, MOST_TILE));
     placement.lanes = lanes.clone();
     let steps_us = (candidate.steps + 1) as f64 * fold_us + candidate.steps as f64 * machine.longest_us();
     // At the best number of tiles the filling of the pipeline and the overheads take as long; the channels hide the latter.
@@ -134,7 +158,8 @@ pub(crate) fn cut(
     Ok(Some(Cut {
         blocks: most_blocks(machine, candidate, &lanes).1,
         tile_bytes: setup.tile_bytes,
-        rough_us: LAUNCH_US + steps_us.max(busiest + filling_us),
+        start_us: costs.bulk_us,
+        rough_us: costs.bulk_us + steps_us.max(busiest + filling_us),
         encoding,
         lanes,
         placement,
@@ -142,10 +167,13 @@ pub(crate) fn cut(
     }))
 }
 
-/// The time that the clock predicts, in microseconds.
+/// The time that is predicted, in microseconds.
 pub(crate) fn predict(machine: &Machine, candidate: &Candidate, cut: &Cut) -> Result<f64> {
-    Ok(LAUNCH_US
-        + simulate_placed(&candidate.schedule, &machine.network, &cut.placement, &cut.setup)?.time_us)
+    if cut.encoding != Encoding::Bulk {
+        return Ok(cut.start_us);
+    }
+    let simulated = simulate_placed(&candidate.schedule, &machine.network, &cut.placement, &cut.setup)?;
+    Ok(cut.start_us + simulated.time_us)
 }
 
 /// The most blocks of a GPU, and of a rank.
@@ -166,17 +194,21 @@ fn most_blocks(machine: &Machine, candidate: &Candidate, lanes: &[u32]) -> (u32,
 fn choose_lanes(
     machine: &Machine,
     candidate: &Candidate,
+    costs: &CostModel,
     work_us: &[f64],
     longest: &[usize],
     wire_us: f64,
     limits: &Limits,
 ) -> Option<Vec<u32>> {
     let weights = &candidate.weights;
-    let useful: Vec<u32> = longest.iter().map(|&bytes| (bytes / BYTES_A_LANE).clamp(1, 64) as u32).collect();
+    let useful: Vec<u32> = longest
+        .iter()
+        .map(|&bytes| (bytes / costs.bytes_a_lane).clamp(1, MOST_LANES as usize) as u32)
+        .collect();
     let total: f64 = weights.iter().map(|&w| f64::from(w)).sum();
     let heaviest = weights.iter().copied().max().map_or(1.0, f64::from);
     let mut best: Option<(f64, Vec<u32>)> = None;
-    for most in 1..=64u32 {
+    for most in 1..=MOST_LANES {
         let lanes: Vec<u32> = weights
             .iter()
             .zip(&useful)
@@ -198,16 +230,17 @@ fn choose_lanes(
             .map(|(&l, &w)| f64::from(l) / sum / (f64::from(w) / total))
             .fold(1.0, f64::min);
         let slow = work_us.iter().zip(&lanes).map(|(work, &l)| work / f64::from(l)).fold(0.0, f64::max);
-        let keeps_up = if slow > 0.0 { (wire_us / slow / 1.15).min(1.0) } else { 1.0 };
+        // More blocks than keep up still gain a little, for they do not all wait at once.
+        let keeps_up = if wire_us > 0.0 { 1.0 / (1.0 + costs.lane_loss * slow / wire_us) } else { 1.0 };
         let score = fair * keeps_up;
-        // A block more has to gain more than a thousandth.
+        // A block more has to gain something.
         if best.as_ref().is_none_or(|(known, before)| {
             score
-                > known + 1e-3 * (sum - f64::from(before.iter().sum::<u32>())).max(1.0) / before.len() as f64
+                > known + 2e-4 * (sum - f64::from(before.iter().sum::<u32>())).max(1.0) / before.len() as f64
         }) {
             best = Some((score, lanes));
         }
-        if score > 0.99 {
+        if score > 0.995 {
             break;
         }
     }

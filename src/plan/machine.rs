@@ -46,8 +46,6 @@ pub(crate) struct Machine {
     pub(crate) reach: Vec<Vec<bool>>,
     /// Whether every such way is NVLink or memory, so that 128-byte stores arrive whole.
     pub(crate) nvlink_only: bool,
-    /// Compute capability as one number, where known.
-    pub(crate) sm: Option<u32>,
     latency: Vec<f64>,
     rings: OnceLock<[Rings; 2]>,
     forests: Mutex<HashMap<(Collective, Trees), Option<Arc<Forest>>>>,
@@ -102,9 +100,8 @@ impl Machine {
             }
         });
         let part = topology.subset(&gpus)?;
-        let sm = part.gpus().first().and_then(|gpu| gpu.sm);
         if gpus.len() == 1 {
-            return Machine::on_one_gpu(ranks.len(), gpus[0], sm);
+            return Machine::on_one_gpu(ranks.len(), gpus[0]);
         }
         let mut capacity = part.graph();
         // Links are called by the GPUs' numbers in the machine, whatever part of it is used.
@@ -149,10 +146,10 @@ impl Machine {
             .zip(&pcie)
             .map(|(row, pcie)| row.iter().zip(pcie).map(both).collect())
             .collect();
-        Ok(Machine::assemble(graph, latency, near, place, types, nvlink_only, sm))
+        Ok(Machine::assemble(graph, latency, near, place, types, nvlink_only))
     }
 
-    fn on_one_gpu(ranks: usize, gpu: usize, sm: Option<u32>) -> Result<Machine> {
+    fn on_one_gpu(ranks: usize, gpu: usize) -> Result<Machine> {
         let mut graph = Graph::new((0..ranks).map(|rank| format!("rank {rank} on GPU{gpu}")))?;
         if ranks > 1 {
             let memory = graph.add_switch(format!("memory of GPU{gpu}"))?;
@@ -163,7 +160,7 @@ impl Machine {
         let latency = vec![LOCAL_US / 2.0; graph.arcs().len()];
         let near = vec![true; latency.len()];
         let types = vec![vec![[PathType::Loc; 2]; ranks]; ranks];
-        Ok(Machine::assemble(graph, latency, near, (0..ranks).collect(), types, true, sm))
+        Ok(Machine::assemble(graph, latency, near, (0..ranks).collect(), types, true))
     }
 
     fn assemble(
@@ -173,7 +170,6 @@ impl Machine {
         place: Vec<usize>,
         types: Vec<Vec<[PathType; 2]>>,
         nvlink_only: bool,
-        sm: Option<u32>,
     ) -> Machine {
         let mut ranks_on = vec![Vec::new(); graph.gpus()];
         place.iter().enumerate().for_each(|(rank, &gpu)| ranks_on[gpu].push(rank));
@@ -188,7 +184,6 @@ impl Machine {
             ranks_on,
             types,
             nvlink_only,
-            sm,
             latency,
             near,
         };

@@ -10,6 +10,7 @@ use super::chosen::{Outlook, Plan};
 use super::cost::{self, Cut};
 use super::explain;
 use super::machine::Machine;
+use super::model::CostModel;
 use crate::schedule::{self, Encoding, verify};
 use crate::topology::{PathType, Topology};
 use crate::{Collective, Error, Result};
@@ -31,6 +32,10 @@ pub struct Limits {
     pub max_channels: Option<usize>,
     /// Bytes of a link's slot; chosen by size without.
     pub tile_bytes: Option<usize>,
+    /// Most bytes of one rank's block in packets of 16 bytes; what the engine's boxes hold without.
+    pub packet16_bytes: Option<usize>,
+    /// The same in packets of 128 bytes.
+    pub packet128_bytes: Option<usize>,
     /// Slots of a link, at least 2.
     pub depth: u32,
     /// Whether GPUs may write each other's memory. If not, data pass through host memory over PCIe, and NVLinks are not
@@ -49,6 +54,8 @@ impl Default for Limits {
             max_workers: None,
             max_channels: None,
             tile_bytes: None,
+            packet16_bytes: None,
+            packet128_bytes: None,
             depth: 4,
             p2p: true,
         }
@@ -56,6 +63,14 @@ impl Default for Limits {
 }
 
 impl Limits {
+    pub(super) fn packet16_bytes(&self) -> usize {
+        self.packet16_bytes.unwrap_or(64 << 10)
+    }
+
+    pub(super) fn packet128_bytes(&self, ranks: usize) -> usize {
+        self.packet128_bytes.unwrap_or(if ranks == 2 { 4 << 20 } else { 512 << 10 })
+    }
+
     fn check(&self) -> Result<()> {
         let known = || schedule::ALGORITHMS.iter().map(|a| a.name()).chain(["forest"]);
         for name in &self.algorithms {
@@ -124,6 +139,7 @@ impl PlanRequest {
 #[derive(Debug)]
 pub struct Planner {
     topology: Topology,
+    costs: CostModel,
     machines: Mutex<HashMap<(Vec<usize>, bool), Arc<Machine>>>,
     known: Mutex<HashMap<(Collective, Vec<usize>, bool), Arc<Vec<Candidate>>>>,
     plans: Mutex<HashMap<PlanRequest, Arc<Plan>>>,
@@ -141,6 +157,12 @@ const FAR: f64 = 1.4;
 /// A candidate that is harder to predict than one known already has to promise to be this much faster.
 const WORTH_IT: f64 = 0.98;
 
+/// Predictions that differ by less than this are as good as each other.
+const NEAR: f64 = 1.005;
+
+/// Algorithms by the folds and hops they take.
+const SIMPLEST_FIRST: [&str; 5] = ["one_shot", "direct", "ring", "tree", "forest"];
+
 /// A candidate at a size, with its prediction.
 struct Rated<'a> {
     candidate: &'a Candidate,
@@ -149,10 +171,16 @@ struct Rated<'a> {
 }
 
 impl Planner {
-    /// A planner for a machine.
+    /// A planner for a machine, with built-in costs for its GPUs.
     pub fn new(topology: &Topology) -> Planner {
+        Self::with_costs(topology, CostModel::of(topology.gpus().first().and_then(|gpu| gpu.sm)))
+    }
+
+    /// A planner for a machine whose costs are known.
+    pub fn with_costs(topology: &Topology, costs: CostModel) -> Planner {
         Planner {
             topology: topology.clone(),
+            costs,
             machines: Mutex::default(),
             known: Mutex::default(),
             plans: Mutex::default(),
@@ -271,14 +299,22 @@ impl Planner {
         let mut cuts: Vec<(&Candidate, Cut)> = Vec::new();
         for &candidate in &chosen_from {
             for encoding in cost::encodings(&machine, candidate, request.bytes, &request.limits) {
-                let cut = cost::cut(&machine, candidate, request.bytes, encoding, &request.limits)?;
+                let cut =
+                    cost::cut(&machine, candidate, &self.costs, request.bytes, encoding, &request.limits)?;
                 cuts.extend(cut.map(|cut| (candidate, cut)));
             }
         }
         if cuts.is_empty() {
             // Packets are only for what they suit; the rest travels in bulk, whatever was asked for.
             for candidate in chosen_from {
-                let cut = cost::cut(&machine, candidate, request.bytes, Encoding::Bulk, &request.limits)?;
+                let cut = cost::cut(
+                    &machine,
+                    candidate,
+                    &self.costs,
+                    request.bytes,
+                    Encoding::Bulk,
+                    &request.limits,
+                )?;
                 cuts.extend(cut.map(|cut| (candidate, cut)));
             }
         }
@@ -289,8 +325,9 @@ impl Planner {
         let mut rated: Vec<Rated> = Vec::new();
         let mut fastest = f64::INFINITY;
         for (candidate, cut) in cuts {
-            // A ring is left out only if it cannot win; of others it is enough that they cannot win by much.
-            let slack = if candidate.schedule.algorithm == "ring" { 1.0 } else { WORTH_IT };
+            // The simple ones are left out only if they cannot come near; of others it is enough that they cannot win by much.
+            let simple = ["one_shot", "direct", "ring"].contains(&candidate.schedule.algorithm);
+            let slack = if simple { NEAR } else { WORTH_IT };
             if !everything && cut.rough_us > slack * fastest {
                 continue;
             }
@@ -298,10 +335,17 @@ impl Planner {
             fastest = fastest.min(predicted_us);
             rated.push(Rated { candidate, cut, predicted_us });
         }
-        // Half a percent is less than predictions are worth: then the plan with fewer blocks is better.
-        let best = rated.iter().enumerate().filter(|(_, r)| r.predicted_us <= 1.005 * fastest).min_by(
-            |(_, a), (_, b)| a.cut.blocks.cmp(&b.cut.blocks).then(a.predicted_us.total_cmp(&b.predicted_us)),
-        );
+        // Half a percent is less than predictions are worth: then the simpler plan is better, and the one with fewer
+        // blocks.
+        let simple = |r: &Rated| {
+            let name = r.candidate.schedule.algorithm;
+            SIMPLEST_FIRST.iter().position(|known| *known == name).unwrap_or(SIMPLEST_FIRST.len())
+        };
+        let close = rated.iter().enumerate().filter(|(_, r)| r.predicted_us <= NEAR * fastest);
+        let best = close.min_by(|(_, a), (_, b)| {
+            let rank = |r: &Rated| (simple(r), r.cut.blocks, r.candidate.schedule.channels);
+            rank(a).cmp(&rank(b)).then(a.predicted_us.total_cmp(&b.predicted_us))
+        });
         let Some((best, chosen)) = best else {
             return Err(self.nothing(request, &machine, &all));
         };

@@ -7,6 +7,7 @@ use super::sharing::{ClassKey, Ordered, SAME_US, Sharing};
 use super::steady::{Period, Steady};
 use super::{Network, Placement, Setup};
 use crate::schedule::verify::{FoldIndex, Wiring};
+use crate::schedule::{Sink, Source};
 
 /// Where a worker stands.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Progress {
     pub(super) age: f64,
     lasted: f64,
     folds: usize,
+    /// Whether it has nothing left to do.
+    pub(super) finished: bool,
 }
 
 impl Progress {
@@ -39,11 +42,25 @@ struct Step {
     chunk: usize,
     /// Links it drains, with the microseconds a credit takes back to the producer.
     drains: Vec<(usize, f64)>,
-    /// Links it fills: link, class of the transfer, microseconds until the consumer sees it.
-    fills: Vec<(usize, usize, f64)>,
+    /// Links it fills.
+    fills: Vec<Fill>,
+    /// Whether there is nothing to do: a peer has written what it would take out.
+    idle: bool,
     /// How many operands have to be read or written one after another, by each lane.
     operands: f64,
     lanes: f64,
+}
+
+/// What a fold sends over a link.
+#[derive(Clone, Copy)]
+struct Fill {
+    link: usize,
+    /// The class of the transfer.
+    class: usize,
+    /// Microseconds until the consumer sees it.
+    latency: f64,
+    /// Whether it goes into the peer's output rather than a slot.
+    lent: bool,
 }
 
 struct Runner {
@@ -67,6 +84,7 @@ impl Runner {
             age: now - self.done_at,
             lasted: self.lasted,
             folds: self.steps.len().max(1),
+            finished: self.at.tile >= self.end,
         }
     }
 }
@@ -129,13 +147,20 @@ impl<'a> Clock<'a> {
             for fold in &worker.folds {
                 let link = |l: crate::schedule::LinkId| (l.0 as usize, placement.path(schedule, network, l));
                 let drains = fold.sources.iter().filter_map(|s| s.link()).map(link);
-                let fills = fold.sinks.iter().filter_map(|s| s.link()).map(link);
+                let fill = |s: &Sink| {
+                    let (link, path) = link(s.link()?);
+                    let lent = setup.lent && matches!(s, Sink::Peer(_));
+                    Some(Fill { link, class: class_of[link], latency: path.latency_us, lent })
+                };
+                let taken = |s: &Source| matches!(s, Source::Peer(_));
+                let stays = |s: &Sink| matches!(s, Sink::Output);
                 tile[fold.chunk.0 as usize] = setup.tile_bytes.saturating_mul(lanes as usize);
                 steps.push(Step {
                     chunk: fold.chunk.0 as usize,
                     // A credit takes as long as the data did.
                     drains: drains.map(|(i, path)| (i, path.latency_us)).collect(),
-                    fills: fills.map(|(i, path)| (i, class_of[i], path.latency_us)).collect(),
+                    fills: fold.sinks.iter().filter_map(fill).collect(),
+                    idle: setup.lent && fold.sources.iter().all(taken) && fold.sinks.iter().all(stays),
                     operands: fold.sources.len().max(fold.sinks.len()) as f64 / f64::from(lanes),
                     lanes: f64::from(lanes),
                 });
@@ -148,7 +173,7 @@ impl<'a> Clock<'a> {
             let range = first..first + worker.folds.len();
             first = range.end;
             for s in &steps[range.clone()] {
-                s.fills.iter().for_each(|f| ends[f.0].0 = runners.len());
+                s.fills.iter().for_each(|f| ends[f.link].0 = runners.len());
                 s.drains.iter().for_each(|d| ends[d.0].1 = runners.len());
             }
             let at = Position { tile: 0, fold: 0 };
@@ -254,7 +279,8 @@ impl<'a> Clock<'a> {
     fn find_ends(&mut self) {
         for w in 0..self.runners.len() {
             let steps = self.runners[w].steps.clone();
-            self.runners[w].end = steps.map(|s| self.tiles(self.steps[s].chunk)).max().unwrap_or(0);
+            let busy = steps.filter(|&s| !self.steps[s].idle);
+            self.runners[w].end = busy.map(|s| self.tiles(self.steps[s].chunk)).max().unwrap_or(0);
         }
     }
 
@@ -269,21 +295,21 @@ impl<'a> Clock<'a> {
                 return;
             }
             let step = &self.steps[r.steps.start + r.at.fold];
-            if r.at.tile < self.bytes[step.chunk].div_ceil(self.tile[step.chunk]) {
+            if !step.idle && r.at.tile < self.bytes[step.chunk].div_ceil(self.tile[step.chunk]) {
                 break step;
             }
             r.at = following(r.at, r.steps.len());
         };
-        let ready =
-            step.drains.iter().all(|d| self.data[d.0] > 0) && step.fills.iter().all(|f| self.room[f.0] > 0);
+        let ready = step.drains.iter().all(|d| self.data[d.0] > 0)
+            && step.fills.iter().all(|f| f.lent || self.room[f.link] > 0);
         if !ready {
             return;
         }
         for d in &step.drains {
             self.data[d.0] -= 1;
         }
-        for f in &step.fills {
-            self.room[f.0] -= 1;
+        for f in step.fills.iter().filter(|f| !f.lent) {
+            self.room[f.link] -= 1;
         }
         r.pending = Some(0);
         // Lanes begin together, and then drift apart: while one pays the overhead, the others have the wire.
@@ -321,8 +347,9 @@ impl<'a> Clock<'a> {
         let tile = self.tile[step.chunk];
         let bytes = (self.bytes[step.chunk] - r.at.tile * tile).min(tile) as f64;
         let mut pending = 1;
-        for &(_, class, _) in &step.fills {
-            pending += usize::from(self.sharing.start(class, bytes / self.setup.wire_efficiency, worker));
+        for fill in &step.fills {
+            pending +=
+                usize::from(self.sharing.start(fill.class, bytes / self.setup.wire_efficiency, worker));
         }
         let own = bytes * step.operands / (self.setup.lane_gbs * 1e3);
         self.runners[worker].pending = Some(pending);
@@ -342,10 +369,14 @@ impl<'a> Clock<'a> {
         r.pending = None;
         r.at = following(r.at, r.steps.len());
         (r.lasted, r.done_at) = (now - r.done_at, now);
-        self.last_end = now;
+        self.last_end = self.last_end.max(now);
         for i in 0..self.steps[at].fills.len() {
-            let (link, _, latency) = self.steps[at].fills[i];
+            let Fill { link, latency, lent, .. } = self.steps[at].fills[i];
             self.after(latency, Event::Filled(link));
+            if lent {
+                // Nobody may be waiting for it, but it has to arrive.
+                self.last_end = self.last_end.max(now + latency);
+            }
         }
         for i in 0..self.steps[at].drains.len() {
             let (link, latency) = self.steps[at].drains[i];
@@ -359,7 +390,7 @@ impl<'a> Clock<'a> {
         let mut times = usize::MAX;
         let mut low = vec![usize::MAX; self.group_count];
         let mut high = vec![0; self.group_count];
-        for (r, &g) in self.runners.iter().zip(&self.worker_groups) {
+        for (r, &g) in self.runners.iter().zip(&self.worker_groups).filter(|(r, _)| r.at.tile < r.end) {
             low[g] = low[g].min(r.at.tile);
             high[g] = high[g].max(r.at.tile);
         }

@@ -166,6 +166,9 @@ pub struct Setup {
     pub fold_us: f64,
     /// How fast one lane of a worker reads or writes one operand, in GB/s; infinite if only the wires count.
     pub lane_gbs: f64,
+    /// Whether peers write outputs themselves, as they can where memory is mapped: then what a peer sink writes needs no slot,
+    /// and a fold that would only take it out has nothing to do.
+    pub lent: bool,
     /// Bytes of data for each byte on the wire: 1 for bulk, 1/2 for packet16, 120/128 for packet128.
     pub wire_efficiency: f64,
 }
@@ -180,6 +183,7 @@ impl Setup {
             lanes: 1,
             fold_us: 0.0,
             lane_gbs: f64::INFINITY,
+            lent: false,
             wire_efficiency: 1.0,
         }
     }

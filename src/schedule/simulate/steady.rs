@@ -13,8 +13,13 @@ use super::sharing::SAME_US;
 /// Longest period looked for, in tiles of the chosen worker.
 const LONGEST: usize = 12;
 
-/// After so many tiles without a period the average over the later half is taken.
+/// After so many tiles without a period the average over the later half is taken, if the first half had about the same, or
+/// else after many more.
 const PATIENCE: usize = 32;
+const LONGEST_PATIENCE: usize = 256;
+
+/// By what part the speeds of a group may differ.
+const SETTLED: f64 = 5e-3;
 
 /// Stretches count as equally long, and workers as standing where they stood, if they differ by less than this part of
 /// the stretch: a schedule may take long to settle completely.
@@ -66,23 +71,30 @@ impl Steady {
                 return Some(Period { us: second, tiles });
             }
         }
-        if self.notes.len() <= PATIENCE {
+        // Both halves of what was seen since the beginning, once in a while.
+        if last < PATIENCE || !last.is_multiple_of(PATIENCE / 2) {
             return None;
         }
-        let (a, b) = (&self.notes[last - PATIENCE / 2], &self.notes[last]);
-        Some(Period { us: b.us - a.us, tiles: mean_advance(a, b, groups, count) })
+        let [a, b, c] = [0, last / 2, last].map(|i| &self.notes[i]);
+        let [before, tiles] = [(a, b), (b, c)].map(|(from, to)| mean_advance(from, to, groups, count));
+        let (first, second) = (b.us - a.us, c.us - b.us);
+        let settled =
+            before.iter().zip(&tiles).all(|(x, y)| (x / first - y / second).abs() <= SETTLED * y / second);
+        (settled || last >= LONGEST_PATIENCE).then_some(Period { us: second, tiles })
     }
 }
 
 /// The tiles that each group has done between two notes, if all of its workers have done as many and stand as they
-/// stood. A group without workers has done none.
+/// stood; those that had finished before do not count. A group without workers has done none.
 fn exact_advance(a: &Note, b: &Note, groups: &[usize], count: usize) -> Option<Vec<f64>> {
     let mut tiles = vec![None; count];
     let age_slack = EQUAL * (b.us - a.us) + SAME_US;
     for ((a, b), &g) in a.workers.iter().zip(&b.workers).zip(groups) {
+        if a.finished {
+            continue;
+        }
         let done = b.tile - a.tile;
-        // Workers that have finished only grow older.
-        let same = done == 0 || (a.fold == b.fold && (a.age - b.age).abs() <= age_slack);
+        let same = !b.finished && (done == 0 || (a.fold == b.fold && (a.age - b.age).abs() <= age_slack));
         if !same || tiles[g].is_some_and(|t| t != done) {
             return None;
         }
@@ -91,10 +103,11 @@ fn exact_advance(a: &Note, b: &Note, groups: &[usize], count: usize) -> Option<V
     Some(tiles.into_iter().map(|t| t.unwrap_or(0) as f64).collect())
 }
 
-/// The tiles, and parts of tiles, that the workers of each group have done between two notes, on average.
+/// The tiles, and parts of tiles, that the workers of each group have done between two notes, on average over those that
+/// had not finished.
 fn mean_advance(a: &Note, b: &Note, groups: &[usize], count: usize) -> Vec<f64> {
     let mut sums = vec![(0.0, 0.0); count];
-    for ((a, b), &g) in a.workers.iter().zip(&b.workers).zip(groups) {
+    for ((a, b), &g) in a.workers.iter().zip(&b.workers).zip(groups).filter(|((_, b), _)| !b.finished) {
         sums[g].0 += b.tiles() - a.tiles();
         sums[g].1 += 1.0;
     }

@@ -231,9 +231,9 @@ proptest! {
             prop_assert!(quick.time_us >= quick.bound_us);
             prop_assert!(quick.busy.iter().all(|&b| b <= 1.0 + 1e-9));
             let ratio = quick.time_us / full.time_us;
-            // Mostly within 2 %. Since folds' overhead can hide behind other lanes, a tree reduce was seen 10.4 % off: a
-            // fault of the skipping that this bound tolerates and does not excuse.
-            prop_assert!((0.8..1.25).contains(&ratio), "{}: {ratio}", s.name());
+            // Of 20 000 random cases with all algorithms each, nine were more than 2 % off, none more than 11.2 %: uneven machines
+            // whose pace changes only after hundreds of tiles.
+            prop_assert!((0.86..1.16).contains(&ratio), "{}: {ratio}", s.name());
         }
     }
 }
