@@ -12,8 +12,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use ringleader::perf::{Bench, Case, Device, Mode, Nccl, Progress, Setup, Step, Timing};
 use ringleader::perf::{format_bytes, parse_bytes, size_range};
+use ringleader::schedule::ALGORITHMS;
 use ringleader::{Collective, Config, DataType, ReduceOp, Result};
 
 /// All-reduces random data over every size asked for, and checks each result against a float64 reference.
@@ -44,21 +46,37 @@ struct Options {
     #[arg(long = "type", default_value = "f32")]
     dtype: DataType,
 
-    /// Operator: sum prod min max avg premulsum:FACTOR
+    /// Operator: sum prod min max avg premulsum:FACTOR, the factor finite and so small that sums stay within the type's
+    /// range
     #[arg(long, default_value = "sum")]
     op: ReduceOp,
 
-    /// Algorithm: ring, direct, one_shot or another that this library knows
-    #[arg(long, default_value = "ring")]
+    /// Algorithm
+    #[arg(long, default_value = "ring", value_parser = algorithms())]
     algorithm: String,
 
     /// Where the ranks are: cpu, cuda or auto
     #[arg(long, default_value = "auto")]
     device: Device,
 
-    /// Calls in one timed batch [default: by size]
-    #[arg(long)]
-    iterations: Option<usize>,
+    /// Calls in one timed batch [default: by time on CPU ranks, by size on GPUs]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    iterations: Option<u32>,
+}
+
+/// What errors call a setting, and the option that sets it.
+const NAMES: [(&str, &str); 6] = [
+    ("ranks", "--ranks"),
+    ("contexts", "--ranks"),
+    ("op", "--op"),
+    ("first size", "--first"),
+    ("last size", "--last"),
+    ("factor", "--factor"),
+];
+
+/// Those that this library knows.
+fn algorithms() -> PossibleValuesParser {
+    ALGORITHMS.iter().map(|algorithm| algorithm.name()).collect::<Vec<_>>().into()
 }
 
 impl Options {
@@ -77,7 +95,9 @@ impl Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    match run(&options) {
+    match run(&options)
+        .map_err(|why| NAMES.iter().fold(why, |why, (setting, option)| why.named(setting, option)))
+    {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(why) => {
@@ -105,6 +125,11 @@ fn run(options: &Options) -> Result<u64> {
         true => large(),
         false => [1 << 10, 64 << 10, 1 << 20, 16 << 20].to_vec(),
     });
+    let (collective, dtype, op) = (Collective::AllReduce, options.dtype, options.op);
+    let case = |bytes| Case { collective, dtype, op, bytes, in_place: false };
+    let timing = Timing { calls: options.iterations.map(|n| n as usize), ..Timing::default() };
+    // Whatever cannot be measured is said before anything is.
+    sizes.iter().try_for_each(|&bytes| bench.check(&case(bytes), &timing))?;
 
     println!(
         "# {} all_reduce of {} with {}, {} ranks",
@@ -125,13 +150,11 @@ fn run(options: &Options) -> Result<u64> {
     }
     let table = bench.table();
     println!("#\n{}", table.header().trim_end());
-    let timing = Timing { calls: options.iterations, ..Timing::default() };
     let progress = Progress::new(sizes.len());
     let mut rows = Vec::new();
     for bytes in sizes {
         progress.start(&format_bytes(bytes));
-        let (collective, dtype, op) = (Collective::AllReduce, options.dtype, options.op);
-        let row = bench.measure(&Case { collective, dtype, op, bytes, in_place: false }, &timing)?;
+        let row = bench.measure(&case(bytes), &timing)?;
         progress.step(|| println!("{}", table.line(&row)));
         rows.push(row);
     }

@@ -146,6 +146,24 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same error under the name by which whoever gave the value knows the setting: a command-line option's, for
+    /// example. Errors about anything else stay as they are.
+    ///
+    /// ```
+    /// use ringleader::{Communicator, Config};
+    ///
+    /// let refused = Communicator::cpu(2, &Config::new().channels(99)).unwrap_err();
+    /// assert_eq!(refused.named("Config::channels", "--channels").to_string(), "--channels is \"99\", expected 1 to 64");
+    /// ```
+    pub fn named(self, setting: &str, by: &str) -> Self {
+        match self {
+            Error::InvalidValue { name, value, expected } if name == setting => {
+                Error::InvalidValue { name: by.into(), value, expected }
+            }
+            other => other,
+        }
+    }
+
     /// An [`Error::InvalidValue`].
     pub fn invalid_value(
         name: impl Into<String>,

@@ -136,9 +136,9 @@ fn bad_input_is_refused_with_status_two_and_a_reason() {
         ("plan machine.txt --collective all_reduce --bytes many", "many"),
         ("plan machine.txt --collective all_reduce --bytes 8 --ranks 0,9", "9"),
         ("plan machine.txt --collective all_reduce --bytes 8 --root 1", "no root"),
-        ("plan machine.txt --collective reduce --bytes 8 --root 4", "root"),
-        ("simulate machine.txt --collective reduce -b 8 -e 4", "last size"),
-        ("simulate machine.txt --collective reduce -f 1", "factor"),
+        ("plan machine.txt --collective reduce --bytes 8 --root 4", "--root is \"4\""),
+        ("simulate machine.txt --collective reduce -b 8 -e 4", "--maxbytes is \"4\""),
+        ("simulate machine.txt --collective reduce -f 1", "--stepfactor is \"1\""),
     ] {
         let output = run(here, arguments, &[]);
         let said = String::from_utf8_lossy(&output.stderr);

@@ -102,6 +102,19 @@ fn parse_collective(text: &str) -> std::result::Result<Collective, String> {
     })
 }
 
+/// What errors of [`size_range`](crate::perf::size_range) call its parts, and the options that set them.
+pub(super) const SIZE_RANGE: [(&str, &str); 4] = [
+    ("first size", "--minbytes"),
+    ("last size", "--maxbytes"),
+    ("factor", "--stepfactor"),
+    ("step", "--stepbytes"),
+];
+
+/// Puts an option's name into an error about the setting it sets.
+pub(super) fn name_by(error: Error, (setting, option): (&str, &str)) -> Error {
+    error.named(setting, option)
+}
+
 /// A number of bytes, for clap.
 pub(super) fn bytes(text: &str) -> std::result::Result<usize, String> {
     parse_bytes(text).map_err(|why| why.to_string())

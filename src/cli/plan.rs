@@ -44,7 +44,7 @@ pub(super) fn run(options: &Options, out: &mut dyn Write) -> Result<Outcome> {
     let request = PlanRequest::new(options.what.collective()?, options.bytes)
         .on(ranks)
         .within(Config::from_env()?.limits());
-    let plan = Planner::new(&topology).compare(&request)?;
+    let plan = Planner::new(&topology).compare(&request).map_err(|why| why.named("root", "--root"))?;
     if let Some(path) = &options.svg {
         save(path, &plan_picture::svg(&plan, &topology))?;
     }

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::Outcome;
-use super::input::{Machine, What, bytes, json, print};
+use super::input::{Machine, SIZE_RANGE, What, bytes, json, name_by, print};
 use crate::comm::Config;
 use crate::error::Result;
 use crate::perf::{Step, size_range};
@@ -77,9 +77,11 @@ pub(super) fn run(options: &Options, out: &mut dyn Write) -> Result<Outcome> {
         certificate: String::new(),
         rows: Vec::new(),
     };
-    for bytes in size_range(options.minbytes, options.maxbytes, Step::Factor(options.stepfactor))? {
-        let plan =
-            planner.plan(&PlanRequest::new(collective, bytes).on(ranks.clone()).within(limits.clone()))?;
+    let sizes = size_range(options.minbytes, options.maxbytes, Step::Factor(options.stepfactor));
+    for bytes in sizes.map_err(|why| SIZE_RANGE.into_iter().fold(why, name_by))? {
+        let plan = planner
+            .plan(&PlanRequest::new(collective, bytes).on(ranks.clone()).within(limits.clone()))
+            .map_err(|why| why.named("root", "--root"))?;
         table.bound_algbw_gbs = Some(plan.bound_algbw_gbs()).filter(|gbs| gbs.is_finite());
         table.certificate = plan.certificate();
         table.rows.push(Row {

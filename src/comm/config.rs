@@ -142,7 +142,7 @@ impl Config {
         Self::default()
     }
 
-    /// Uses one algorithm, `ring`, `direct` or `one_shot`, for every collective it can do. The others stay as chosen.
+    /// Uses one algorithm, `ring`, `tree`, `direct` or `one_shot`, for every collective it can do. The others stay as chosen.
     pub fn algorithm(mut self, name: impl Into<String>) -> Self {
         self.algorithm = Some(name.into());
         self
@@ -200,7 +200,12 @@ impl Config {
         self
     }
 
-    /// Lets an operation fail with [`Error::Timeout`] when nothing has happened for so long.
+    /// Lets an operation fail with [`Error::Timeout`] when nothing has happened for so long; without, ranks wait for ever.
+    ///
+    /// On CPU ranks the time begins anew whenever the waiting rank gets something to do. On GPU ranks it begins when
+    /// [`OnStream::synchronize`](super::OnStream::synchronize) is called, the only call that waits; what is waited for some
+    /// other way has no limit. The rank whose time is up gets [`Error::Timeout`] with what the other ranks are doing, all others
+    /// [`Error::Aborted`], and the communicator can only be dropped.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = Some(limit);
         self

@@ -139,8 +139,11 @@ impl Variables {
             "bytes, such as 67108864 or 64M; 0 for all messages",
             bytes,
         )?;
-        config.timeout = self.parse("RINGLEADER_TIMEOUT", "a number of seconds, such as 30", |text| {
-            text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok())
+        // 0 is refused: some would mean no limit by it, others no patience.
+        let expected = "a number of seconds above 0, such as 30 or 0.5; left out, ranks wait for ever";
+        config.timeout = self.parse("RINGLEADER_TIMEOUT", expected, |text| {
+            let limit = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok())?;
+            (!limit.is_zero()).then_some(limit)
         })?;
         Ok(config)
     }
@@ -327,7 +330,9 @@ mod tests {
             ("NCCL_DEBUG_SUBSYS", "INIT,graph"),
             ("NCCL_DEBUG_FILE", "/tmp/log.%h.%p"),
             ("NCCL_IB_DISABLE", "1"),
+            ("RINGLEADER_TIMEOUT", "0.5"),
         ]);
+        assert_eq!(config.timeout, Some(Duration::from_millis(500)));
         let limits = config.limits();
         assert_eq!(limits.algorithms, ["tree", "ring"]);
         assert_eq!(limits.encodings, [Encoding::Bulk, Encoding::Packet16]);
@@ -378,6 +383,9 @@ mod tests {
             ("NCCL_DEBUG_SUBSYS", "INIT,FOO"),
             ("RINGLEADER_CHANNELS", "0"),
             ("RINGLEADER_TIMEOUT", "-1"),
+            ("RINGLEADER_TIMEOUT", "0"),
+            ("RINGLEADER_TIMEOUT", "inf"),
+            ("RINGLEADER_TIMEOUT", "10s"),
         ];
         for &(name, value) in bad {
             let message = variables(&[(name, value)]).config().unwrap_err().to_string();

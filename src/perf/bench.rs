@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::case::Case;
+use super::data;
 #[cfg(feature = "cuda")]
 use super::gpu::{self, GpuRanks};
 use super::host::HostRanks;
@@ -197,11 +198,31 @@ impl Bench {
         Table { ranks: self.ranks(), nccl: self.nccl_version().is_some(), limit: self.limit() }
     }
 
+    /// Whether a call can be measured: whether CPU ranks have memory for its buffers (GPU ranks have theirs already), and
+    /// whether its results can be checked. The factor of a pre-multiplied sum must be so small that no sum leaves the
+    /// type's range: in which order contributions are added is the algorithm's choice, so what becomes of infinities
+    /// depends on it. Without [`Timing::check`](super::Timing::check) any factor can be measured.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the memory that is needed and the memory there is, [`Error::InvalidValue`] for `op`.
+    pub fn check(&self, case: &Case, timing: &super::Timing) -> Result<()> {
+        case.op.check(case.dtype)?;
+        if timing.check {
+            data::check_factor(case, self.ranks())?;
+        }
+        match &self.ranks {
+            Ranks::Host(host) => host.check(case),
+            #[cfg(feature = "cuda")]
+            Ranks::Gpu(_) => Ok(()),
+        }
+    }
+
     /// Times a call and checks its results.
     ///
     /// # Errors
-    /// What the call returns; [`Error::Timeout`] if it does not finish.
+    /// As [`check`](Self::check); what the call returns; [`Error::Timeout`] if it does not finish.
     pub fn measure(&mut self, case: &Case, timing: &super::Timing) -> Result<Row> {
+        self.check(case, timing)?;
         match &mut self.ranks {
             Ranks::Host(host) => Ok(Row { case: *case, ours: host.measure(case, timing)?, nccl: None }),
             #[cfg(feature = "cuda")]
@@ -322,6 +343,21 @@ mod tests {
         let refused = Bench::new(&Setup { nccl: Nccl::Plain, ..setup(Device::Cpu) }).unwrap_err().to_string();
         assert!(refused.contains("NCCL has no CPU ranks"), "{refused}");
         assert!(Bench::new(&Setup { ranks: Some(0), ..setup(Device::Cpu) }).is_err());
+        let mut bench = Bench::new(&setup(Device::Cpu)).unwrap();
+        let (collective, dtype, op) = (Collective::AllReduce, DataType::F32, ReduceOp::Sum);
+        let huge = Case { collective, dtype, op, bytes: 1 << 48, in_place: false };
+        let refused = bench.measure(&huge, &Timing::default()).unwrap_err().to_string();
+        assert!(
+            refused.contains("1.5 PiB of memory for the buffers of 3 ranks for all_reduce of 262144G"),
+            "{refused}"
+        );
+        let op = ReduceOp::PreMulSum(f64::INFINITY.into());
+        let endless = Case { op, bytes: 8, ..huge };
+        assert!(
+            bench.measure(&endless, &Timing::default()).unwrap_err().to_string().contains("premulsum:inf")
+        );
+        let unchecked = Timing { check: false, ..Timing::default() };
+        assert_eq!(bench.measure(&endless, &unchecked).unwrap().ours.wrong, None);
         if gpu_count().is_err() {
             assert!(Bench::new(&setup(Device::Cuda)).is_err());
             assert!(Bench::new(&setup(Device::Auto)).unwrap().why().contains("because"));

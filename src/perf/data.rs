@@ -7,6 +7,7 @@ use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::case::Case;
+use crate::error::{Error, Result};
 use crate::types::{Collective, Element, ReduceOp};
 
 /// After so many elements contributions repeat.
@@ -16,6 +17,9 @@ pub(super) const PERIOD: usize = 1_048_573;
 pub(super) trait Sample: Element {
     /// What a result is compared with.
     type Reference: Copy + Send + Sync;
+
+    /// The largest finite value, where there are values beyond it.
+    const MOST: Option<f64>;
 
     /// A contribution made of random bits. Reductions of a few hundred of them stay within the type's range, except
     /// that products of integers wrap.
@@ -39,6 +43,7 @@ macro_rules! integers {
         impl Sample for $t {
             /// Integers wrap, so that their reference must be exact.
             type Reference = $t;
+            const MOST: Option<f64> = None;
 
             fn sample(random: u64, _: ReduceOp) -> Self {
                 random as $t
@@ -115,10 +120,11 @@ fn near(
 }
 
 macro_rules! floats {
-    // The bits of the significand, and the power of two that is the smallest positive value.
-    ($($t:ty: $precision:literal, $smallest:literal, $to:expr, $from:expr;)*) => {$(
+    // The bits of the significand, the power of two that is the smallest positive value, and the largest finite value.
+    ($($t:ty: $precision:literal, $smallest:literal, $most:expr, $to:expr, $from:expr;)*) => {$(
         impl Sample for $t {
             type Reference = Near;
+            const MOST: Option<f64> = Some($most);
 
             fn sample(random: u64, op: ReduceOp) -> Self {
                 // Only few bits in the lower half, so that every type holds many different values.
@@ -150,12 +156,12 @@ macro_rules! floats {
     )*};
 }
 floats! {
-    f64: 53, -1074, |x: f64| x, |x: f64| x;
-    f32: 24, -149, |x: f32| f64::from(x), |x: f64| x as f32;
-    f16: 11, -24, |x: f16| x.to_f64(), f16::from_f64;
-    bf16: 8, -133, |x: bf16| x.to_f64(), bf16::from_f64;
-    F8E4M3: 4, -9, |x: F8E4M3| f64::from(x.to_f32()), |x: f64| F8E4M3::from_f32(x as f32);
-    F8E5M2: 3, -16, |x: F8E5M2| f64::from(x.to_f32()), |x: f64| F8E5M2::from_f32(x as f32);
+    f64: 53, -1074, f64::MAX, |x: f64| x, |x: f64| x;
+    f32: 24, -149, f32::MAX as f64, |x: f32| f64::from(x), |x: f64| x as f32;
+    f16: 11, -24, f16::MAX.to_f64_const(), |x: f16| x.to_f64(), f16::from_f64;
+    bf16: 8, -133, bf16::MAX.to_f64_const(), |x: bf16| x.to_f64(), bf16::from_f64;
+    F8E4M3: 4, -9, 448.0, |x: F8E4M3| f64::from(x.to_f32()), |x: f64| F8E4M3::from_f32(x as f32);
+    F8E5M2: 3, -16, 57344.0, |x: F8E5M2| f64::from(x.to_f32()), |x: f64| F8E5M2::from_f32(x as f32);
 }
 
 /// Runs an expression with `$T` standing for the Rust type of a `DataType`.
@@ -184,6 +190,28 @@ fn random(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// Checks that a call's results can be compared with a reference: that whatever the order in which contributions, which
+/// are at most 1, are scaled and added, no sum leaves the type's range.
+///
+/// # Errors
+/// [`Error::InvalidValue`] for the factor of a pre-multiplied sum that is no number, or too large.
+pub(super) fn check_factor(case: &Case, ranks: usize) -> Result<()> {
+    let most = with_type!(case.dtype, T => T::MOST);
+    let (ReduceOp::PreMulSum(scalar), Some(most), true) = (case.op, most, case.collective.reduces()) else {
+        return Ok(());
+    };
+    let (factor, limit) = (scalar.as_f64(), most / ranks as f64);
+    if factor.abs() <= limit {
+        return Ok(());
+    }
+    let expected = format!(
+        "a factor from -{limit:.4e} to {limit:.4e}, so that sums of {ranks} ranks stay within the range of {} and can be \
+         checked",
+        case.dtype
+    );
+    Err(Error::invalid_value("op", format!("premulsum:{factor}"), expected))
+}
+
 /// All ranks' contributions to one call, and what comes out.
 pub(super) struct Data<T: Sample> {
     case: Case,
@@ -195,6 +223,12 @@ pub(super) struct Data<T: Sample> {
 }
 
 impl<T: Sample> Data<T> {
+    /// Bytes of memory that [`new`](Self::new) takes.
+    pub(super) fn bytes(case: &Case, ranks: usize) -> usize {
+        let reference = if case.collective.reduces() { size_of::<T::Reference>() } else { 0 };
+        case.elements(ranks).min(PERIOD) * (ranks * size_of::<T>() + reference)
+    }
+
     /// Contributions for a call; other seeds give others.
     pub(super) fn new(case: &Case, ranks: usize, seed: u64) -> Self {
         let period = case.elements(ranks).min(PERIOD);
@@ -321,6 +355,30 @@ mod tests {
             result[700] = f32::NAN;
             assert_eq!(data.wrong(0, &result), 2, "{op:?}");
         }
+    }
+
+    #[test]
+    fn factors_whose_sums_cannot_be_checked_are_refused() {
+        let with = |dtype, factor: f64| Case {
+            op: ReduceOp::PreMulSum(Scalar::Float(factor)),
+            ..case(Collective::AllReduce, dtype, ReduceOp::Sum, 8)
+        };
+        for (dtype, good, bad) in [
+            (DataType::F32, 1e38, 2e38),
+            (DataType::F64, 8e307, 1e308),
+            (DataType::F16, 32752.0, 32753.0),
+            (DataType::F8E4M3, -224.0, 225.0),
+            (DataType::BF16, -1e-300, f64::NEG_INFINITY),
+        ] {
+            assert_eq!(check_factor(&with(dtype, good), 2), Ok(()), "{dtype} {good}");
+            for bad in [bad, f64::NAN] {
+                let message = check_factor(&with(dtype, bad), 2).unwrap_err().to_string();
+                assert!(message.contains(&format!("premulsum:{bad}")), "{message}");
+                let gather = Case { collective: Collective::AllGather, ..with(dtype, bad) };
+                assert_eq!(check_factor(&gather, 2), Ok(()), "nothing is scaled");
+            }
+        }
+        assert_eq!(check_factor(&with(DataType::I64, 9e18), 2), Ok(()), "integers wrap");
     }
 
     #[test]

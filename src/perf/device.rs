@@ -14,6 +14,7 @@ use cudarc::driver::{
     SyncOnDrop, result,
 };
 
+use super::memory::human;
 use crate::error::{Error, Result};
 use crate::types::Element;
 
@@ -41,6 +42,23 @@ impl Gpu {
     pub(super) fn error(&self, call: &'static str) -> impl Fn(DriverError) -> Error + use<> {
         let (rank, device) = (self.rank, self.context.ordinal());
         move |error| cuda_error(call, rank, device, error)
+    }
+
+    /// A refused allocation, with how much there is.
+    fn too_little_memory(&self, bytes: usize, error: DriverError) -> Error {
+        match (error.0, result::mem_get_info()) {
+            (sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, Ok((free, total))) => Error::Unavailable {
+                what: format!("{} of memory on GPU {}", human(bytes as u64), self.context.ordinal()),
+                reason: format!(
+                    "{} of {} are free, and rank {} needs one such buffer for input and one for output; measure smaller \
+                     messages",
+                    human(free as u64),
+                    human(total as u64),
+                    self.rank
+                ),
+            },
+            _ => self.error("cuMemAlloc")(error),
+        }
     }
 
     /// Makes the context current on this thread.
@@ -159,7 +177,8 @@ impl Memory {
     pub(super) fn new(gpu: &Gpu, bytes: usize) -> Result<Self> {
         gpu.bind()?;
         // SAFETY: the context is current; the memory is freed once, when this is dropped.
-        let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(gpu.error("cuMemAlloc"))?;
+        let address = unsafe { result::malloc_sync(bytes.max(1)) }
+            .map_err(|error| gpu.too_little_memory(bytes, error))?;
         let free: Free = Box::new(|address| {
             // SAFETY: allocated above and not freed before. A failure leaves nothing to do.
             let _ = unsafe { result::free_sync(address) };

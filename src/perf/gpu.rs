@@ -43,12 +43,12 @@ struct Buffers {
 pub(super) struct GpuRanks {
     // Fields are dropped in this order: communicators first, for they wait for what is in flight.
     pub(super) comms: Vec<Communicator>,
-    /// NCCL's own, where they are registered windows.
-    windows: Option<Vec<Buffers>>,
     pub(super) nccl: Option<Nccl>,
+    /// NCCL's own, where they are registered windows; freed once NCCL has let go of them.
+    windows: Option<Vec<Buffers>>,
     buffers: Vec<Buffers>,
     pub(super) gpus: Vec<Gpu>,
-    mode: Mode,
+    pub(super) mode: Mode,
     limit: Option<f64>,
 }
 
@@ -122,7 +122,7 @@ impl GpuRanks {
             }
             nccl = Some(opened);
         }
-        let mut made = GpuRanks { comms, windows, nccl, buffers, gpus, mode: setup.mode, limit: None };
+        let mut made = GpuRanks { comms, nccl, windows, buffers, gpus, mode: setup.mode, limit: None };
         made.limit = made.copy_limit(devices)?;
         Ok(made)
     }
@@ -210,7 +210,8 @@ impl GpuRanks {
         for ((contender, graphs), times) in contenders.iter().zip(&graphs).zip(times) {
             let wrong =
                 if timing.check { Some(self.check(contender, graphs, case, &data, &places)?) } else { None };
-            measured.push(Measured { seconds: median(times), wrong });
+            let host_us = self.enqueue_us::<T>(contender, case, &places, calls, timing.samples.max(1))?;
+            measured.push(Measured { seconds: median(times), wrong, host_us });
         }
         Ok(Row { case: *case, ours: measured[0], nccl: measured.get(1).copied() })
     }
@@ -268,7 +269,7 @@ impl GpuRanks {
     }
 
     /// Enqueues one rank's call number `call`.
-    fn enqueue<T: Sample>(
+    pub(super) fn enqueue<T: Sample>(
         &self,
         contender: &Contender<'_>,
         case: &Case,

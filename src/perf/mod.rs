@@ -9,8 +9,11 @@ mod data;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(feature = "cuda")]
+mod enqueue;
+#[cfg(feature = "cuda")]
 mod gpu;
 mod host;
+mod memory;
 #[cfg(feature = "cuda")]
 mod nccl;
 #[cfg(feature = "cuda")]
@@ -30,9 +33,9 @@ pub use table::{Measured, Row, Table};
 /// How calls are timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Calls in one timed batch; chosen by size without.
+    /// Calls in one timed batch; without, chosen by size on GPUs, and by time on CPU ranks.
     pub calls: Option<usize>,
-    /// Timed batches; their median counts.
+    /// Timed batches; their median counts. Fewer, but three, where CPU ranks are slow and `calls` is not given.
     pub samples: usize,
     /// Calls made before.
     pub warmup: usize,

@@ -196,12 +196,11 @@ impl Nccl {
     /// Allocates memory for every rank, and registers it as a symmetric window.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the library is older than 2.27.
+    /// [`Error::Unavailable`] if the library is older than 2.27, or makes no windows on this machine.
     pub(super) fn windows(&mut self, gpus: &[Gpu], bytes: usize) -> Result<Vec<Memory>> {
         let f = &self.library.functions;
-        let (Some(alloc), Some(free), Some(register)) = (f.mem_alloc, f.mem_free, f.window_register) else {
-            let reason = format!("NCCL {} has no windows; 2.27 and later do", self.library.version());
-            return Err(Error::Unavailable { what: "window registration".into(), reason });
+        let (Some(alloc), Some(free)) = (f.mem_alloc, f.mem_free) else {
+            return Err(self.no_windows("ncclMemAlloc"));
         };
         let mut memory = Vec::new();
         for gpu in gpus {
@@ -218,19 +217,56 @@ impl Nccl {
             // SAFETY: NCCL has just allocated so many bytes on this device.
             memory.push(unsafe { Memory::adopt(gpu, pointer as u64, bytes, give_back) });
         }
-        self.group_start()?;
-        let mut windows = vec![std::ptr::null_mut(); gpus.len()];
-        for ((&comm, memory), window) in self.comms.iter().zip(&memory).zip(&mut windows) {
-            // SAFETY: the memory is NCCL's own and lives until the window is gone; the out-parameter lives until the
-            // group's end.
-            let status = unsafe {
-                register(comm, memory.place(0, bytes) as *mut c_void, bytes, window, WIN_COLL_SYMMETRIC)
-            };
-            self.library.check("ncclCommWindowRegister", status)?;
-        }
-        self.group_end()?;
-        self.windows.extend(self.comms.iter().copied().zip(windows));
+        let addresses: Vec<u64> = memory.iter().map(|memory| memory.place(0, bytes)).collect();
+        // SAFETY: `GpuRanks` frees the memory after it has dropped this, and with it the windows.
+        unsafe { self.register(&addresses, bytes) }?;
         Ok(memory)
+    }
+
+    /// Registers so many bytes at every rank's address.
+    ///
+    /// # Safety
+    /// The memory comes from `ncclMemAlloc`, and is freed only after `self` is dropped.
+    unsafe fn register(&mut self, addresses: &[u64], bytes: usize) -> Result<()> {
+        let Some(register) = self.library.functions.window_register else {
+            return Err(self.no_windows("ncclCommWindowRegister"));
+        };
+        // Where this thread does it for all ranks, each waits for the others until the group ends.
+        self.group_start()?;
+        let mut windows = vec![std::ptr::null_mut(); addresses.len()];
+        let registered =
+            self.comms.iter().zip(addresses).zip(&mut windows).try_for_each(|((&comm, &at), window)| {
+                // SAFETY: the caller vouches for the memory; the out-parameter lives until the group's end.
+                let status = unsafe { register(comm, at as *mut c_void, bytes, window, WIN_COLL_SYMMETRIC) };
+                self.library.check("ncclCommWindowRegister", status)
+            });
+        // Ended in any case: every later call would only be collected.
+        let ended = self.group_end();
+        registered.and(ended)?;
+        let none = windows.iter().any(|window| window.is_null());
+        self.windows.extend(self.comms.iter().copied().zip(windows).filter(|(_, window)| !window.is_null()));
+        match none {
+            false => Ok(()),
+            // What NCCL does where it cannot, rather than refuse; its calls would be those without windows.
+            true => Err(Error::Unavailable {
+                what: "window registration".into(),
+                reason: format!(
+                    "NCCL {} made no window; it needs GPUs that reach each other over NVLink or PCIe, and its cuMem \
+                     allocator (NCCL_CUMEM_ENABLE); NCCL_DEBUG=INFO says more",
+                    self.library.version()
+                ),
+            }),
+        }
+    }
+
+    fn no_windows(&self, symbol: &str) -> Error {
+        let library = &self.library;
+        let reason = format!(
+            "NCCL {} in {} has no {symbol}; 2.27 and later do, set NCCL_LIB to one",
+            library.version(),
+            library.path.display()
+        );
+        Error::Unavailable { what: "window registration".into(), reason }
     }
 
     /// The operator of a case. `factor` is the pre-multiplication's, as an element.
@@ -367,5 +403,177 @@ mod tests {
         let Ok(library) = (unsafe { libloading::Library::new("libc.so.6") }) else { return };
         let why = Library::from(library, "libc.so.6".into()).err().expect("no NCCL").to_string();
         assert!(why.contains("NCCL is not available") && why.contains("libc.so.6"), "{why}");
+    }
+
+    mod fake {
+        //! An NCCL that notes groups and registrations, and does nothing.
+        use super::super::*;
+        use std::cell::Cell;
+
+        thread_local! {
+            pub(super) static OPEN_GROUPS: Cell<i32> = const { Cell::new(0) };
+            pub(super) static DEREGISTERED: Cell<usize> = const { Cell::new(0) };
+        }
+
+        extern "C" fn version(out: *mut c_int) -> c_int {
+            // SAFETY: the caller gives a place for a number.
+            unsafe { *out = 22_703 };
+            0
+        }
+        extern "C" fn text(_: c_int) -> *const c_char {
+            c"refused".as_ptr()
+        }
+        extern "C" fn init_all(_: *mut Comm, _: c_int, _: *const c_int) -> c_int {
+            0
+        }
+        extern "C" fn destroy(_: Comm) -> c_int {
+            0
+        }
+        extern "C" fn start() -> c_int {
+            OPEN_GROUPS.set(OPEN_GROUPS.get() + 1);
+            0
+        }
+        extern "C" fn end() -> c_int {
+            OPEN_GROUPS.set(OPEN_GROUPS.get() - 1);
+            0
+        }
+        extern "C" fn deregister(_: Comm, window: Window) -> c_int {
+            assert!(!window.is_null());
+            DEREGISTERED.set(DEREGISTERED.get() + 1);
+            0
+        }
+        pub(super) extern "C" fn makes_a_window(
+            _: Comm,
+            at: *mut c_void,
+            _: usize,
+            window: *mut Window,
+            flags: c_int,
+        ) -> c_int {
+            assert_eq!((OPEN_GROUPS.get(), flags), (1, 1), "in a group, and symmetric");
+            // SAFETY: the caller gives a place for a pointer.
+            unsafe { *window = at };
+            0
+        }
+        pub(super) extern "C" fn makes_none(
+            _: Comm,
+            _: *mut c_void,
+            _: usize,
+            _: *mut Window,
+            _: c_int,
+        ) -> c_int {
+            0
+        }
+        pub(super) extern "C" fn refuses(
+            _: Comm,
+            _: *mut c_void,
+            _: usize,
+            _: *mut Window,
+            _: c_int,
+        ) -> c_int {
+            4
+        }
+        extern "C" fn reduction(
+            _: *const c_void,
+            _: *mut c_void,
+            _: usize,
+            _: c_int,
+            _: c_int,
+            _: Comm,
+            _: Stream,
+        ) -> c_int {
+            0
+        }
+        extern "C" fn gather(
+            _: *const c_void,
+            _: *mut c_void,
+            _: usize,
+            _: c_int,
+            _: Comm,
+            _: Stream,
+        ) -> c_int {
+            0
+        }
+        extern "C" fn reduce(
+            _: *const c_void,
+            _: *mut c_void,
+            _: usize,
+            _: c_int,
+            _: c_int,
+            _: c_int,
+            _: Comm,
+            _: Stream,
+        ) -> c_int {
+            0
+        }
+        extern "C" fn create(_: *mut c_int, _: *mut c_void, _: c_int, _: c_int, _: Comm) -> c_int {
+            0
+        }
+        extern "C" fn destroy_op(_: c_int, _: Comm) -> c_int {
+            0
+        }
+
+        type Register = unsafe extern "C" fn(Comm, *mut c_void, usize, *mut Window, c_int) -> c_int;
+
+        /// Two ranks.
+        pub(super) fn nccl(window_register: Option<Register>) -> Option<Nccl> {
+            // SAFETY: the C library is loaded already; nothing of it is called.
+            let library = unsafe { libloading::Library::new("libc.so.6") }.ok()?;
+            let functions = Functions {
+                get_version: version,
+                error_string: text,
+                comm_init_all: init_all,
+                comm_destroy: destroy,
+                group_start: start,
+                group_end: end,
+                all_reduce: reduction,
+                reduce_scatter: reduction,
+                all_gather: gather,
+                broadcast: reduction,
+                reduce,
+                op_create: create,
+                op_destroy: destroy_op,
+                mem_alloc: None,
+                mem_free: None,
+                window_register,
+                window_deregister: Some(deregister),
+            };
+            let library = Library { functions, path: "fake.so".into(), version: 22_703, _library: library };
+            Some(Nccl {
+                library: Arc::new(library),
+                comms: vec![std::ptr::null_mut(); 2],
+                windows: Vec::new(),
+            })
+        }
+    }
+
+    #[test]
+    fn windows_are_made_in_a_group_that_ends_and_given_back() {
+        let register = |function: Option<_>| {
+            let mut nccl = fake::nccl(function)?;
+            // SAFETY: nothing is done with the addresses.
+            let registered = unsafe { nccl.register(&[4096, 8192], 64) };
+            assert_eq!(fake::OPEN_GROUPS.get(), 0);
+            let known = nccl.windows.len();
+            drop(nccl);
+            assert_eq!(fake::DEREGISTERED.replace(0), known);
+            Some((known, registered.map_err(|why| why.to_string()).err().unwrap_or_default()))
+        };
+        // No C library by this name: not Linux.
+        let Some(good) = register(Some(fake::makes_a_window)) else { return };
+        assert_eq!(good, (2, String::new()));
+        for (function, expected) in [
+            (
+                Some(fake::makes_none as unsafe extern "C" fn(_, _, _, _, _) -> _),
+                "NCCL 2.27.3 made no window",
+            ),
+            (Some(fake::refuses), "ncclCommWindowRegister of NCCL 2.27.3: refused (status 4)"),
+            (None, "has no ncclCommWindowRegister; 2.27 and later do"),
+        ] {
+            let (known, message) = register(function).expect("as before");
+            assert!(known == 0 && message.contains(expected), "{message}");
+        }
+        let mut old = fake::nccl(None).expect("as before");
+        let message = old.windows(&[], 64).unwrap_err().to_string();
+        assert!(message.contains("NCCL 2.27.3 in fake.so has no ncclMemAlloc"), "{message}");
     }
 }

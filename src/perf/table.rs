@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::case::Case;
+use super::median;
 
 /// What one library needed for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -13,6 +14,9 @@ pub struct Measured {
     pub seconds: f64,
     /// Elements of all ranks' results that are wrong; `None` if they were not checked.
     pub wrong: Option<u64>,
+    /// The median time in which the host enqueues a rank's call on a GPU's stream, in microseconds; `None` where it
+    /// enqueues none: on CPU ranks, and where a graph is replayed.
+    pub host_us: Option<f64>,
 }
 
 /// One line of a table.
@@ -108,7 +112,7 @@ impl Table {
         line
     }
 
-    /// The lines below the rows: wrong elements, and the average bus bandwidth.
+    /// The lines below the rows: wrong elements, the average bus bandwidth, and what a call costs the host.
     pub fn footer(&self, rows: &[Row]) -> String {
         let wrong: u64 =
             rows.iter().flat_map(|r| [Some(r.ours), r.nccl]).flatten().filter_map(|m| m.wrong).sum();
@@ -120,7 +124,23 @@ impl Table {
             (true, 0) => "no wrong values".to_owned(),
             (true, n) => format!("{n} WRONG VALUES"),
         };
-        format!("# {verdict}; average bus bandwidth {} GB/s\n", significant(mean))
+        let ours: Vec<f64> = rows.iter().filter_map(|r| r.ours.host_us).collect();
+        let nccl: Vec<f64> = rows.iter().filter_map(|r| r.nccl?.host_us).collect();
+        let mut host = String::new();
+        if !ours.is_empty() {
+            let most = ours.iter().copied().fold(0.0, f64::max);
+            let beside = if nccl.is_empty() {
+                String::new()
+            } else {
+                format!("; NCCL's {}", significant(median(nccl)))
+            };
+            let middle = significant(median(ours));
+            host = format!(
+                "# the host enqueues a call in {middle} us (median; {} at most){beside}\n",
+                significant(most)
+            );
+        }
+        format!("# {verdict}; average bus bandwidth {} GB/s\n{host}", significant(mean))
     }
 }
 
@@ -151,7 +171,7 @@ mod tests {
             in_place: false,
         };
         let small = Case { bytes: 8, in_place: true, collective: Collective::Broadcast { root: 1 }, ..case };
-        let measured = |seconds, wrong| Measured { seconds, wrong };
+        let measured = |seconds, wrong| Measured { seconds, wrong, host_us: None };
         vec![
             Row { case, ours: measured(2.9e-3, Some(0)), nccl: Some(measured(3.258e-3, Some(0))) },
             Row { case: small, ours: measured(1.371e-6, None), nccl: None },
@@ -177,9 +197,20 @@ mod tests {
     #[test]
     fn wrong_values_are_loud() {
         let mut rows = rows();
-        rows[0].nccl = Some(Measured { seconds: 1.0, wrong: Some(3) });
+        rows[0].nccl = Some(Measured { seconds: 1.0, wrong: Some(3), host_us: None });
         let footer = Table { ranks: 2, nccl: true, limit: None }.footer(&rows);
         assert!(footer.contains("3 WRONG VALUES"), "{footer}");
+    }
+
+    #[test]
+    fn the_cost_of_a_call_for_the_host_is_below_the_table() {
+        let mut rows = rows();
+        let table = Table { ranks: 2, nccl: true, limit: None };
+        assert!(!table.footer(&rows).contains("host"), "nothing was enqueued");
+        (rows[0].ours.host_us, rows[1].ours.host_us) = (Some(2.5), Some(3.5));
+        insta::assert_snapshot!(table.footer(&rows));
+        rows[0].nccl = Some(Measured { host_us: Some(4.25), ..rows[0].ours });
+        assert!(table.footer(&rows).contains("NCCL's 4.250"), "{}", table.footer(&rows));
     }
 
     #[test]

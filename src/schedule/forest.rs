@@ -219,6 +219,10 @@ mod tests {
             let schedule = build(collective, ranks, &trees).unwrap();
             verify(&schedule, 1).unwrap();
             verify(&schedule, 2).unwrap();
+            let folds = || schedule.workers.iter().flatten().flat_map(|worker| &worker.folds);
+            for link in (0..schedule.links.len() as u32).map(LinkId) {
+                prop_assert!(folds().any(|f| f.sinks.iter().any(|s| s.link() == Some(link))), "link {} is unused", link.0);
+            }
         }
     }
 

@@ -23,7 +23,7 @@ impl Algorithm for Ring {
     fn build(&self, request: &Request) -> Schedule {
         let mut s = Builder::new(self.name(), request);
         for (channel, order) in request.orders.iter().enumerate() {
-            let ring = Walk::new(&mut s, channel, order);
+            let ring = Walk::new(&mut s, channel, order, request.collective);
             match request.collective {
                 Collective::AllReduce => all_reduce(&mut s, &ring),
                 Collective::ReduceScatter => reduce_scatter(&mut s, &ring),
@@ -40,14 +40,24 @@ impl Algorithm for Ring {
 struct Walk<'a> {
     channel: usize,
     order: &'a [usize],
-    /// `links[p]` leads from position `p` to the next.
-    links: Vec<LinkId>,
+    /// `links[p]` leads from position `p` to the next; a pipeline has none from its end back to its beginning.
+    links: Vec<Option<LinkId>>,
 }
 
 impl<'a> Walk<'a> {
-    fn new(s: &mut Builder, channel: usize, order: &'a [usize]) -> Self {
+    fn new(s: &mut Builder, channel: usize, order: &'a [usize], collective: Collective) -> Self {
         let n = order.len();
-        let links = (0..n).map(|p| s.link(channel, order[p], order[(p + 1) % n])).collect();
+        let links = (0..n)
+            .map(|p| {
+                let (from, to) = (order[p], order[(p + 1) % n]);
+                let closes = match collective {
+                    Collective::Broadcast { root } => to == root,
+                    Collective::Reduce { root } => from == root,
+                    _ => false,
+                };
+                (!closes).then(|| s.link(channel, from, to))
+            })
+            .collect();
         Walk { channel, order, links }
     }
 
@@ -57,12 +67,12 @@ impl<'a> Walk<'a> {
 
     /// The link into a position.
     fn inward(&self, position: usize) -> LinkId {
-        self.links[(position + self.len() - 1) % self.len()]
+        self.outward((position + self.len() - 1) % self.len())
     }
 
     /// The link out of a position.
     fn outward(&self, position: usize) -> LinkId {
-        self.links[position]
+        self.links[position].expect("nothing goes from the end of a pipeline to its beginning")
     }
 
     /// The chunk of the rank `steps` positions before `position`.

@@ -17,10 +17,23 @@ use report::Report;
 
 /// Measures what the options ask for, and writes a table or JSON to `out`.
 pub(super) fn run(options: &Options, out: &mut dyn Write) -> Result<Outcome> {
+    measure(options, out).map_err(|why| options.named(why))
+}
+
+fn measure(options: &Options, out: &mut dyn Write) -> Result<Outcome> {
+    if let Some(path) = &options.plot {
+        check_writable(path)?;
+    }
     let timing = options.timing();
     let setup = options.setup()?;
     let mut bench = Bench::new(&setup)?;
     let collective = options.collective(bench.ranks())?;
+    for note in options.without_effect(bench.on_gpus()) {
+        eprintln!("note: {note}");
+    }
+    let cases = cases(options, collective, &bench)?;
+    // Known before anything is measured: a long run should not end in what could have been said at once.
+    cases.iter().rev().try_for_each(|case| bench.check(case, &timing))?;
     if options.overlap {
         return overlap::run(options, collective, &mut bench, &setup.config, out);
     }
@@ -29,7 +42,6 @@ pub(super) fn run(options: &Options, out: &mut dyn Write) -> Result<Outcome> {
     if !options.json {
         write(out, &(report.preamble() + &table.header()))?;
     }
-    let cases = cases(options, collective, &bench)?;
     let progress = Progress::new(cases.len());
     let mut rows: Vec<Row> = Vec::with_capacity(cases.len());
     for case in &cases {
@@ -61,7 +73,7 @@ fn cases(options: &Options, collective: crate::types::Collective, bench: &Bench)
     let mut cases: Vec<Case> = Vec::new();
     for bytes in options.sizes(bench.on_gpus())? {
         for in_place in options.places() {
-            let case = Case { collective, dtype: options.dtype, op: options.op, bytes, in_place };
+            let case = Case { collective, dtype: options.dtype, op: options.op(), bytes, in_place };
             let same =
                 |c: &Case| c.in_place == in_place && c.message_bytes(ranks) == case.message_bytes(ranks);
             if !cases.iter().any(same) {
@@ -77,9 +89,24 @@ fn write(out: &mut dyn Write, text: &str) -> Result<()> {
     written.map_err(|why| Error::System { action: "writing the results".into(), reason: why.to_string() })
 }
 
+/// Whether a file can be written, asked without leaving one behind.
+fn check_writable(path: &Path) -> Result<()> {
+    let new = !path.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|why| not_written(path, &why))?;
+    if new {
+        // A file that cannot be removed is written to later all the same.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn not_written(path: &Path, why: &std::io::Error) -> Error {
+    Error::System { action: format!("writing {}", path.display()), reason: why.to_string() }
+}
+
 fn save(path: &Path, text: &str) -> Result<()> {
-    let action = || format!("writing {}", path.display());
-    std::fs::write(path, text).map_err(|why| Error::System { action: action(), reason: why.to_string() })
+    std::fs::write(path, text).map_err(|why| not_written(path, &why))
 }
 
 #[cfg(test)]
@@ -136,21 +163,38 @@ mod tests {
         let text = std::fs::read_to_string(file).unwrap();
         let svg = roxmltree::Document::parse(&text).expect("well-formed XML");
         assert_eq!(svg.root_element().tag_name().name(), "svg");
-        let refused =
-            perf("reduce --device cpu -b 8 -e 8 -n 1 --plot /nowhere/plot.svg").unwrap_err().to_string();
-        assert!(refused.contains("/nowhere/plot.svg"), "{refused}");
+    }
+
+    #[test]
+    fn a_plot_that_cannot_be_written_is_refused_before_anything_is_measured() {
+        let arguments = "perf reduce --device cpu -b 8 -e 8 -n 1 --plot /nowhere/plot.svg";
+        let line = Line::try_parse_from(arguments.split_whitespace()).unwrap();
+        let mut out = Vec::new();
+        let refused = run(&line.options, &mut out).unwrap_err().to_string();
+        assert!(refused.contains("/nowhere/plot.svg") && out.is_empty(), "{refused}");
+        let folder = tempfile::tempdir().unwrap();
+        let (new, old) = (folder.path().join("new.svg"), folder.path().join("old.svg"));
+        std::fs::write(&old, "a picture").unwrap();
+        check_writable(&new).unwrap();
+        check_writable(&old).unwrap();
+        assert!(!new.exists() && std::fs::read_to_string(old).unwrap() == "a picture");
     }
 
     #[test]
     fn what_makes_no_sense_is_an_error() {
         for (arguments, expected) in [
-            ("all_reduce --device cpu -b 1M -e 8", "last size"),
-            ("all_reduce --device cpu -f 1", "factor"),
-            ("broadcast --device cpu -g 2 -b 8 -e 8 --root 2", "root"),
-            ("all_reduce --device cpu -d i32 -o premulsum:0.5", "premulsum"),
-            ("all_reduce --device cpu --algorithm rong", "rong"),
+            ("all_reduce --device cpu -b 1M -e 8", "--maxbytes is \"8\""),
+            ("all_reduce --device cpu -f 1", "--stepfactor is \"1\""),
+            ("broadcast --device cpu -g 2 -b 8 -e 8 --root 2", "--root is \"2\""),
+            ("all_reduce --device cpu -d i32 -o premulsum:0.5", "--op is \"premulsum"),
+            ("all_reduce --device cpu -d f16 -o premulsum:1e5", "--op is \"premulsum:100000\""),
+            ("all_reduce --device cpu -o premulsum:nan", "--op is \"premulsum:NaN\""),
+            ("all_reduce --device cpu --channels 99", "--channels is \"99\", expected 1 to 64"),
+            ("all_reduce --device cpu --lanes 0", "--lanes is"),
+            ("all_reduce --device cpu --tile 1", "--tile is"),
+            ("all_reduce --device cpu -e 256T", "512.0 TiB of memory for the buffers of 2 ranks"),
             ("all_reduce --device cpu --compare nccl", "NCCL"),
-            ("all_reduce --device cpu -g 1000", "1000"),
+            ("all_reduce --device cpu -g 1000", "--ranks is \"1000\""),
             ("all_reduce --device cpu --overlap", "overlap"),
         ] {
             let message = perf(arguments).expect_err(arguments).to_string();

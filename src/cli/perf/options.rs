@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 
+use crate::cli::input::{SIZE_RANGE, name_by};
 use crate::comm::Config;
 use crate::error::{Error, Result};
 use crate::perf::{Device, Mode, Nccl, Setup, Step, Timing, parse_bytes, size_range};
+use crate::schedule::ALGORITHMS;
 use crate::types::{Collective, DataType, ReduceOp};
 
 /// Time a collective over a range of message sizes, check the results, and compare with NCCL
@@ -65,13 +68,14 @@ pub(in crate::cli) struct Options {
     #[arg(short = 'd', long = "datatype", visible_alias = "type", default_value = "f32")]
     pub(super) dtype: DataType,
 
-    /// Operator: sum prod min max avg premulsum:FACTOR
-    #[arg(short = 'o', long = "op", default_value = "sum")]
-    pub(super) op: ReduceOp,
+    /// Operator: sum prod min max avg premulsum:FACTOR, the factor finite and so small that sums stay within the type's
+    /// range, unless results are not checked [default: sum]
+    #[arg(short = 'o', long = "op")]
+    op: Option<ReduceOp>,
 
-    /// The root of broadcast and reduce
-    #[arg(short = 'r', long = "root", default_value_t = 0)]
-    root: usize,
+    /// The root of broadcast and reduce [default: 0]
+    #[arg(short = 'r', long = "root")]
+    root: Option<usize>,
 
     /// Whether input and output are one buffer
     #[arg(long, value_enum, default_value_t = Place::Both)]
@@ -82,7 +86,7 @@ pub(in crate::cli) struct Options {
     device: Device,
 
     /// Force an algorithm [default: by size, or NCCL_ALGO]
-    #[arg(long)]
+    #[arg(long, value_parser = algorithms())]
     algorithm: Option<String>,
 
     /// Force the number of channels
@@ -104,10 +108,6 @@ pub(in crate::cli) struct Options {
     /// Also measure another library, in turn with this one
     #[arg(long, value_enum)]
     compare: Option<Compare>,
-
-    /// Give NCCL buffers registered as symmetric windows
-    #[arg(short = 'R', long, requires = "compare")]
-    window: bool,
 
     /// Measure how much the collective and a matrix product beside it slow each other, on GPUs [default sizes: 16M to 256M]
     #[arg(long, conflicts_with_all = ["graph", "place", "plot"])]
@@ -148,6 +148,13 @@ enum Place {
 enum Compare {
     /// NCCL: NCCL_LIB, or libnccl.so.2 where the linker looks or in a Python torch
     Nccl,
+    /// The same with buffers of its own, registered as symmetric windows (2.27 and later)
+    NcclWindow,
+}
+
+/// Those that can be forced.
+fn algorithms() -> PossibleValuesParser {
+    ALGORITHMS.iter().map(|algorithm| algorithm.name()).collect::<Vec<_>>().into()
 }
 
 /// A collective by name, with or without underscores; its root comes from another option.
@@ -169,14 +176,66 @@ fn parse_collective(text: &str) -> Result<Collective> {
 impl Options {
     /// The collective with its root.
     pub(super) fn collective(&self, ranks: usize) -> Result<Collective> {
-        if self.root >= ranks {
-            return Err(Error::invalid_value("root", self.root.to_string(), format!("a rank below {ranks}")));
-        }
-        let root = self.root;
-        Ok(match self.collective {
+        let root = self.root.unwrap_or(0);
+        let collective = match self.collective {
             Collective::Broadcast { .. } => Collective::Broadcast { root },
             Collective::Reduce { .. } => Collective::Reduce { root },
-            other => other,
+            other => return Ok(other),
+        };
+        match root < ranks {
+            true => Ok(collective),
+            false => Err(Error::invalid_value("--root", root.to_string(), format!("a rank below {ranks}"))),
+        }
+    }
+
+    /// The operator.
+    pub(super) fn op(&self) -> ReduceOp {
+        self.op.unwrap_or(ReduceOp::Sum)
+    }
+
+    /// Options that were given and change nothing, each with the reason.
+    pub(super) fn without_effect(&self, on_gpus: bool) -> Vec<String> {
+        let name = self.collective.name();
+        let of_collective = [
+            (self.root.is_some() && self.collective.root().is_none(), "--root", "has no root"),
+            (self.op.is_some() && !self.collective.reduces(), "--op", "reduces nothing"),
+        ];
+        let of_gpus = [
+            (self.graph, "--graph"),
+            (self.threads == Threads::PerGpu, "--threads"),
+            (self.lanes.is_some(), "--lanes"),
+            (self.tile.is_some(), "--tile"),
+            (self.no_p2p, "--no-p2p"),
+        ];
+        let mut all: Vec<String> = of_collective
+            .into_iter()
+            .filter(|(given, ..)| *given)
+            .map(|(_, option, why)| format!("{option} has no effect: {name} {why}"))
+            .collect();
+        let gpu_options: Vec<&str> =
+            of_gpus.into_iter().filter_map(|(given, option)| given.then_some(option)).collect();
+        if !on_gpus && !gpu_options.is_empty() {
+            let verb = if gpu_options.len() == 1 { "has" } else { "have" };
+            all.push(format!("{} {verb} no effect on CPU ranks", gpu_options.join(", ")));
+        }
+        all
+    }
+
+    /// An error about a setting, under the name of the option that set it.
+    pub(super) fn named(&self, error: Error) -> Error {
+        [
+            (self.algorithm.is_some(), "Config::algorithm", "--algorithm"),
+            (self.channels.is_some(), "Config::channels", "--channels"),
+            (self.lanes.is_some(), "Config::lanes", "--lanes"),
+            (self.tile.is_some(), "Config::tile_bytes", "--tile"),
+            (self.ranks.is_some(), "ranks", "--ranks"),
+            (self.ranks.is_some(), "contexts", "--ranks"),
+            (self.op.is_some(), "op", "--op"),
+        ]
+        .into_iter()
+        .filter(|&(given, ..)| given)
+        .fold(SIZE_RANGE.into_iter().fold(error, name_by), |error, (_, setting, option)| {
+            error.named(setting, option)
         })
     }
 
@@ -222,10 +281,11 @@ impl Options {
 
     /// What to measure. Settings come from the environment, and from options above it.
     pub(super) fn setup(&self) -> Result<Setup> {
-        self.op.check(self.dtype)?;
+        self.op().check(self.dtype)?;
         // Both checks the range and finds the largest message, whatever the device turns out to be.
         let sizes = self.sizes(self.device != Device::Cpu)?;
-        let mut config = Config::from_env()?.timeout(Duration::from_secs(60));
+        let mut config = Config::from_env()?;
+        config.timeout.get_or_insert(Duration::from_secs(60));
         if let Some(name) = &self.algorithm {
             config = config.algorithm(name);
         }
@@ -247,10 +307,10 @@ impl Options {
             config,
             most_bytes: sizes.into_iter().max().unwrap_or(0),
             mode: self.mode(),
-            nccl: match (self.compare, self.window) {
-                (None, _) => Nccl::Off,
-                (Some(Compare::Nccl), false) => Nccl::Plain,
-                (Some(Compare::Nccl), true) => Nccl::Window,
+            nccl: match self.compare {
+                None => Nccl::Off,
+                Some(Compare::Nccl) => Nccl::Plain,
+                Some(Compare::NcclWindow) => Nccl::Window,
             },
         })
     }
@@ -284,9 +344,24 @@ mod tests {
         assert_eq!(options.sizes(false), Ok(vec![1 << 10, 2 << 10, 3 << 10]));
         assert_eq!(options.collective(4), Ok(Collective::Reduce { root: 3 }));
         assert_eq!((options.mode(), options.places()), (Mode::ThreadPerGpu, vec![true]));
-        let options = parse("all_gather --compare nccl --window").unwrap();
+        let options = parse("all_gather --compare nccl-window").unwrap();
         assert_eq!(options.setup().unwrap().nccl, Nccl::Window);
         assert_eq!(options.sizes(true).unwrap().last(), Some(&(1 << 30)));
+    }
+
+    #[test]
+    fn options_without_effect_are_named() {
+        let options = parse("all_gather -r 9 -o max -G --lanes 4 --algorithm ring").unwrap();
+        assert_eq!(options.collective(2), Ok(Collective::AllGather));
+        insta::assert_snapshot!(options.without_effect(false).join("\n"), @"
+        --root has no effect: all_gather has no root
+        --op has no effect: all_gather reduces nothing
+        --graph, --lanes have no effect on CPU ranks
+        ");
+        assert_eq!(options.without_effect(true).len(), 2);
+        for all_used in ["reduce -r 1 -o max -t one", "all_reduce -o sum"] {
+            assert!(parse(all_used).unwrap().without_effect(false).is_empty(), "{all_used}");
+        }
     }
 
     #[test]
@@ -300,7 +375,7 @@ mod tests {
             ("reduce --device gpu", "gpu"),
             ("reduce -n 0", "0"),
             ("reduce -c 2", "2"),
-            ("reduce --window", "--compare"),
+            ("reduce --algorithm rong", "ring, tree, direct, one_shot"),
             ("reduce -f 2 -i 8", "cannot be used"),
             ("reduce --compare mpi", "mpi"),
         ] {

@@ -29,7 +29,7 @@ pub(super) fn run(
     let mut found = Vec::new();
     for bytes in sizes {
         progress.start(&format!("{} {}", collective.name(), format_bytes(bytes)));
-        let case = Case { collective, dtype: options.dtype, op: options.op, bytes, in_place: false };
+        let case = Case { collective, dtype: options.dtype, op: options.op(), bytes, in_place: false };
         let rows = bench.overlap(&case, &options.timing(), config)?;
         let lines: String = rows.iter().map(|row| row.line() + "\n").collect();
         progress.step(|| if options.json { Ok(()) } else { write(out, &lines) })?;

@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn both_libraries_and_the_limit_are_drawn() {
-        let measured = |seconds| Measured { seconds, wrong: Some(0) };
+        let measured = |seconds| Measured { seconds, wrong: Some(0), host_us: None };
         let row = |bytes, in_place| Row {
             case: Case {
                 collective: Collective::AllReduce,

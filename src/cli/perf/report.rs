@@ -35,6 +35,8 @@ struct JsonRow {
     algorithm_bandwidth: f64,
     bus_bandwidth: f64,
     wrong: Option<u64>,
+    /// What it takes the host to enqueue a call; none on CPU ranks and for graphs.
+    host_us: Option<f64>,
     fraction_of_limit: Option<f64>,
     nccl: Option<JsonNccl>,
 }
@@ -56,7 +58,7 @@ impl Report {
             collective: collective.name(),
             root: collective.root(),
             datatype: options.dtype.name(),
-            op: if collective.reduces() { options.op.name() } else { "none" },
+            op: if collective.reduces() { options.op().name() } else { "none" },
             ranks: bench.ranks(),
             device: bench.why().to_owned(),
             mode,
@@ -81,6 +83,7 @@ impl Report {
                 algorithm_bandwidth: case.algorithm_bandwidth(table.ranks, seconds),
                 bus_bandwidth,
                 wrong: row.ours.wrong,
+                host_us: row.ours.host_us,
                 fraction_of_limit: table.limit.map(|limit| bus_bandwidth / limit),
                 nccl: row.nccl.map(|measured| JsonNccl {
                     measured,
