@@ -16,7 +16,15 @@ const CAPTURED: usize = 50;
 fn ranks(nccl: Nccl) -> Result<Bench> {
     let most_bytes = SIZES.into_iter().max().unwrap_or(0);
     let config = Config::new().timeout(Duration::from_secs(60));
-    Bench::new(&Setup { device: Device::Cuda, ranks: None, config, most_bytes, mode: Mode::Graph, nccl })
+    Bench::new(&Setup {
+        device: Device::Cuda,
+        ranks: None,
+        config,
+        most_bytes,
+        mode: Mode::Graph,
+        register: false,
+        nccl,
+    })
 }
 
 fn collectives(c: &mut Criterion) {

@@ -13,6 +13,7 @@ fn all_reduce(c: &mut Criterion) {
         config: Config::new(),
         most_bytes: 0,
         mode: Mode::ThreadPerGpu,
+        register: false,
         nccl: Nccl::Off,
     };
     let mut bench = Bench::new(&setup).expect("two CPU ranks");

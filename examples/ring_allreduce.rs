@@ -118,6 +118,7 @@ fn run(options: &Options) -> Result<u64> {
         config: Config::from_env()?.algorithm(&options.algorithm),
         most_bytes: asked.clone().unwrap_or_else(large).into_iter().max().unwrap_or(0),
         mode: Mode::OneThread,
+        register: false,
         nccl: Nccl::Off,
     };
     let mut bench = Bench::new(&setup)?;

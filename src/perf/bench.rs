@@ -90,6 +90,8 @@ pub struct Setup {
     pub most_bytes: usize,
     /// How calls reach GPUs.
     pub mode: Mode,
+    /// Whether outputs on GPUs are registered, so that copy engines may fill them.
+    pub register: bool,
     /// Whether NCCL is measured beside.
     pub nccl: Nccl,
 }
@@ -291,6 +293,7 @@ mod tests {
             config: Config::new(),
             most_bytes: 1 << 20,
             mode: Mode::OneThread,
+            register: false,
             nccl: Nccl::Off,
         }
     }

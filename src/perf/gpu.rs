@@ -12,7 +12,7 @@ use super::device::{self, Gpu, Memory};
 use super::nccl::{Nccl, Operators};
 use super::table::{Measured, Row};
 use super::{Timing, median};
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Window};
 use crate::error::{Error, Result};
 use crate::types::Collective;
 
@@ -43,6 +43,8 @@ struct Buffers {
 pub(super) struct GpuRanks {
     // Fields are dropped in this order: communicators first, for they wait for what is in flight.
     pub(super) comms: Vec<Communicator>,
+    /// Our outputs, if they are registered.
+    _window: Option<Window>,
     pub(super) nccl: Option<Nccl>,
     /// NCCL's own, where they are registered windows; freed once NCCL has let go of them.
     windows: Option<Vec<Buffers>>,
@@ -108,6 +110,12 @@ impl GpuRanks {
             .iter()
             .map(|gpu| Ok(Buffers { send: Memory::new(gpu, bytes)?, recv: Memory::new(gpu, bytes)? }))
             .collect::<Result<Vec<_>>>()?;
+        let window = setup.register.then(|| {
+            let outputs: Vec<_> = buffers.iter().map(|b| b.recv.view::<u8>(0, bytes)).collect();
+            // SAFETY: the window is dropped before the buffers, which wait for their streams.
+            unsafe { Communicator::register(&comms, &outputs) }
+        });
+        let window = window.transpose()?;
         let (mut nccl, mut windows) = (None, None);
         if setup.nccl != WithNccl::Off {
             if ranks > devices {
@@ -122,7 +130,8 @@ impl GpuRanks {
             }
             nccl = Some(opened);
         }
-        let mut made = GpuRanks { comms, nccl, windows, buffers, gpus, mode: setup.mode, limit: None };
+        let mut made =
+            GpuRanks { comms, _window: window, nccl, windows, buffers, gpus, mode: setup.mode, limit: None };
         made.limit = made.copy_limit(devices)?;
         Ok(made)
     }

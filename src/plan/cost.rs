@@ -236,7 +236,7 @@ fn choose_lanes(
         // A block more has to gain something.
         if best.as_ref().is_none_or(|(known, before)| {
             score
-                > known + 2e-4 * (sum - f64::from(before.iter().sum::<u32>())).max(1.0) / before.len() as f64
+                > known + 4e-4 * (sum - f64::from(before.iter().sum::<u32>())).max(1.0) / before.len() as f64
         }) {
             best = Some((score, lanes));
         }

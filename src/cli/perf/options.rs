@@ -105,6 +105,10 @@ pub(in crate::cli) struct Options {
     #[arg(long)]
     no_p2p: bool,
 
+    /// Register the outputs, so that copy engines may carry out large calls; --compare nccl-window does it for NCCL
+    #[arg(long)]
+    register: bool,
+
     /// Also measure another library, in turn with this one
     #[arg(long, value_enum)]
     compare: Option<Compare>,
@@ -206,6 +210,7 @@ impl Options {
             (self.lanes.is_some(), "--lanes"),
             (self.tile.is_some(), "--tile"),
             (self.no_p2p, "--no-p2p"),
+            (self.register, "--register"),
         ];
         let mut all: Vec<String> = of_collective
             .into_iter()
@@ -307,6 +312,7 @@ impl Options {
             config,
             most_bytes: sizes.into_iter().max().unwrap_or(0),
             mode: self.mode(),
+            register: self.register,
             nccl: match self.compare {
                 None => Nccl::Off,
                 Some(Compare::Nccl) => Nccl::Plain,
