@@ -101,6 +101,11 @@ impl Chooser {
         Ok(chosen)
     }
 
+    /// Whether no two ranks share a device.
+    pub(super) fn alone(&self) -> bool {
+        self.crowds.iter().all(|crowd| crowd.len() == 1)
+    }
+
     /// Blocks of the kernel that adds what copy engines have brought.
     pub(super) fn add_blocks(&self) -> u32 {
         ADD_BLOCKS.min(self.blocks_per_rank())

@@ -182,7 +182,9 @@ impl Config {
     }
 
     /// From how many bytes of the whole message on copy engines move data between registered buffers
-    /// ([`Communicator::register`](super::Communicator::register)); without, from 64 MiB, or 256 MiB for reductions.
+    /// ([`Communicator::register`](super::Communicator::register)); without, from 64 MiB, or 256 MiB for reductions, and never
+    /// where ranks share a device: there a stream that waits for a peer can hold up the queue that the peer's work is in, and
+    /// only a large `CUDA_DEVICE_MAX_CONNECTIONS` makes that unlikely.
     pub fn copies_from(mut self, bytes: usize) -> Self {
         self.copies_from = Some(bytes);
         self

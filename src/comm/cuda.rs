@@ -281,7 +281,9 @@ impl Member {
             _ => (0, bytes),
         };
         let in_place = input + own as u64 == output;
-        let least = shared.chooser.config.copies_from.unwrap_or(copiers::copies_from(call.collective));
+        // Streams that wait for a peer may hold up the queue that the peer's work is in, if it is on the same device.
+        let by_default = shared.chooser.alone().then(|| copiers::copies_from(call.collective));
+        let least = shared.chooser.config.copies_from.or(by_default)?;
         if bytes < least || !copies::can(call.collective, call.op, n, in_place) {
             return None;
         }

@@ -70,6 +70,7 @@ pub(crate) struct Copier {
     /// Pushes inputs; adds, and pushes results.
     sides: [Arc<CudaStream>; 2],
     begun: CudaEvent,
+    pushed: CudaEvent,
     ended: [CudaEvent; 2],
     /// For [`rescue`](Self::rescue).
     spare: Arc<CudaStream>,
@@ -108,14 +109,14 @@ impl Copier {
         let stream = || context.new_stream().map_err(|e| who.error("cuStreamCreate", e));
         let event = || context.new_event(None).map_err(|e| who.error("cuEventCreate", e));
         let (sides, ended) = ([stream()?, stream()?], [event()?, event()?]);
-        Ok(Copier { who, sides, begun: event()?, ended, spare: stream()? })
+        Ok(Copier { who, sides, begun: event()?, pushed: event()?, ended, spare: stream()? })
     }
 
     /// Enqueues a rank's part behind what is in `stream`, which ends with the exchange of nothing; what follows in it
     /// comes after.
     ///
-    /// Copies of inputs wait for nothing, kernels that add wait for those alone, and `stream` waits for both: in this order
-    /// they would end also if the device took all of them from one queue.
+    /// Copies of inputs wait for nothing, kernels that add wait for those alone, and `stream` waits for both: they end also
+    /// if the device takes all of them from one queue. Ranks that share a device do not have that order among them.
     ///
     /// # Safety
     /// The buffers hold what the call says, and they and the words stay valid until the stream has passed.
@@ -186,14 +187,19 @@ impl Copier {
         // A reduce_scatter's output is a rank's part alone.
         let in_output = |part: usize| if whole { part as u64 } else { 0 };
         let [push, add] = &self.sides;
-        for (k, begin, length) in pieces(their_bytes) {
-            let target = work.outputs[peer] + in_output(theirs) + begin as u64;
-            // SAFETY: the caller vouches for the buffers.
-            unsafe { driver::copy(self.who, push, target, work.input + (theirs + begin) as u64, length) }?;
-            self.raise(push, word(work.words[peer].peer, Kind::Input, k))?;
-        }
         let mut expected = Vec::new();
+        let mut pushes = pieces(their_bytes);
         for (k, begin, length) in pieces(my_bytes) {
+            // What this rank waits for comes when its own push is done, or nearly: waiting for that first costs little, and
+            // then no order in which a device may take up the two streams' work can keep the ranks waiting for each other.
+            if let Some((k, begin, length)) = pushes.next() {
+                // SAFETY: passed on to the caller.
+                unsafe {
+                    self.push_input(work, (theirs + begin, in_output(theirs) + begin as u64), length, k)
+                }?;
+                self.record(&self.pushed, push)?;
+                self.wait(add, &self.pushed)?;
+            }
             self.take(add, &[word(work.words[peer].own, Kind::Input, k)])?;
             let at = in_output(mine) + begin as u64;
             // SAFETY: the caller vouches for the buffers.
@@ -206,11 +212,29 @@ impl Copier {
                 self.raise(add, word(work.words[peer].peer, Kind::Result, k))?;
             }
         }
+        for (k, begin, length) in pushes {
+            // SAFETY: passed on to the caller.
+            unsafe { self.push_input(work, (theirs + begin, in_output(theirs) + begin as u64), length, k) }?;
+        }
         if whole {
             let results = pieces(their_bytes).map(|(k, ..)| word(work.words[peer].own, Kind::Result, k));
             expected.extend(results);
         }
         Ok(expected)
+    }
+
+    /// Copies a piece of the input, from one byte of it to another of the peer's output.
+    unsafe fn push_input(
+        &self,
+        work: &Work<'_>,
+        (from, to): (usize, u64),
+        length: usize,
+        k: usize,
+    ) -> Result<()> {
+        let (peer, push) = (1 - self.who.rank, &self.sides[0]);
+        // SAFETY: the caller vouches for the buffers.
+        unsafe { driver::copy(self.who, push, work.outputs[peer] + to, work.input + from as u64, length) }?;
+        self.raise(push, word(work.words[peer].peer, Kind::Input, k))
     }
 
     /// Adds this rank's input to what the peer has put into the output: a program of one fold and no links.
