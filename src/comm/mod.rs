@@ -149,8 +149,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidValue`](crate::Error::InvalidValue) for a root that is no rank;
-    /// [`Error::Unavailable`](crate::Error::Unavailable) where calls follow no plan: on CPU ranks without
+    /// [`Error::InvalidValue`] for a root that is no rank;
+    /// [`Error::Unavailable`] where calls follow no plan: on CPU ranks without
     /// [`Config::topology_file`], and where [`Config::channels`] sets the schedule's shape by hand.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Arc<Plan>> {
         match &self.inner {

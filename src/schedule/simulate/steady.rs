@@ -16,7 +16,7 @@ const LONGEST: usize = 12;
 /// After so many tiles without a period the average over the later half is taken, if the first half had about the same, or
 /// else after many more.
 const PATIENCE: usize = 32;
-const LONGEST_PATIENCE: usize = 256;
+const LONGEST_PATIENCE: usize = 96;
 
 /// By what part the speeds of a group may differ.
 const SETTLED: f64 = 5e-3;
