@@ -15,7 +15,7 @@ const ALL: &[usize] = &[1, 2, 3, 4, 5, 8];
 
 conformance_tests!(p2p, Gpu { devices: 2, p2p: true, threads: false, ranks: ALL }, only if gpu::found(2));
 conformance_tests!(shm, Gpu { devices: 2, p2p: false, threads: true, ranks: &[2, 3, 4] }, only if gpu::found(2));
-conformance_tests!(one_gpu, Gpu { devices: 1, p2p: true, threads: true, ranks: &[1, 2, 4] }, only if gpu::found(1));
+conformance_tests!(one_gpu, Gpu { devices: 1, p2p: true, threads: true, ranks: &[1, 2, 3, 4] }, only if gpu::found(1));
 
 /// Ranks on the first `devices` GPUs, each with a stream.
 struct Ranks {
@@ -267,7 +267,14 @@ fn memory_is_bounded_and_one_rank_needs_none() {
     let _turn = gpu::turn();
     assert_eq!(Ranks::new(1, 1, &Config::new()).comms[0].memory_used(), 0);
     assert!(Ranks::new(2, devices, &Config::new()).comms[0].memory_used() <= 32 << 20);
-    assert!(Ranks::new(8, devices, &Config::new()).comms[0].memory_used() <= 64 << 20);
+    if devices == 2 {
+        assert!(Ranks::new(8, devices, &Config::new()).comms[0].memory_used() <= 64 << 20);
+    } else {
+        // The driver has 8 queues a device, unless it is told otherwise.
+        let crowd = Communicator::cuda(&gpu::contexts(8, 1), &Config::new());
+        let roomy = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok();
+        assert!(roomy || crowd.unwrap_err().to_string().contains("CUDA_DEVICE_MAX_CONNECTIONS"));
+    }
     let refused = Communicator::cuda(&[], &Config::new()).unwrap_err().to_string();
     assert!(refused.contains("contexts"), "{refused}");
 }

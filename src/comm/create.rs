@@ -41,6 +41,9 @@ pub(crate) fn create(contexts: &[Arc<CudaContext>], config: &Config) -> Result<V
         })
         .collect::<Result<Vec<_>>>()?;
     let crowd = |e: &Endpoint| endpoints.iter().filter(|o| o.bus_id == e.bus_id).count() as u32;
+    for e in &endpoints {
+        check_queues(crowd(e), &e.bus_id, std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().as_deref())?;
+    }
     let mut device_blocks = BLOCKS_PER_DEVICE;
     for e in &endpoints {
         let count = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
@@ -160,4 +163,38 @@ fn wire(endpoints: &[Endpoint], config: &Config, device_blocks: u32) -> Result<(
         ..config.limits()
     };
     Ok((Machine::new(&topology, gpus, limits), wiring))
+}
+
+/// Refuses more ranks on one device than its queues are safe for. Streams are spread over the queues, and two ranks in one
+/// wait for each other for ever: one kernel cannot start before the other, which waits for it, has ended.
+fn check_queues(ranks: u32, bus_id: &str, setting: Option<&str>) -> Result<()> {
+    let queues = setting.and_then(|text| text.trim().parse().ok()).unwrap_or(8u32).clamp(1, 32);
+    // Programs have other streams, too: half of the queues may be ranks'.
+    if ranks <= 1 || ranks * 2 <= queues {
+        return Ok(());
+    }
+    let expected = format!(
+        "at most {} where the driver has {queues} queues a device; set CUDA_DEVICE_MAX_CONNECTIONS to {} or more before the \
+         program starts, or spread the ranks over more devices",
+        (queues / 2).max(1),
+        ranks * 2
+    );
+    Err(Error::invalid_value("contexts", format!("{ranks} ranks on the device {bus_id}"), expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_queues;
+
+    #[test]
+    fn ranks_need_queues_of_their_own() {
+        assert!(check_queues(4, "0000:06:00.0", None).is_ok());
+        assert!(check_queues(8, "0000:06:00.0", Some("16")).is_ok());
+        assert!(check_queues(1, "0000:06:00.0", Some("1")).is_ok());
+        let text = check_queues(5, "0000:06:00.0", Some("nonsense")).unwrap_err().to_string();
+        assert!(
+            text.contains("0000:06:00.0") && text.contains("CUDA_DEVICE_MAX_CONNECTIONS to 10"),
+            "{text}"
+        );
+    }
 }

@@ -296,7 +296,8 @@ pub fn gpu_count() -> Result<usize> {
 #[cfg(feature = "cuda")]
 impl Communicator {
     /// Makes a communicator with one rank for each context, 1 to 16, and returns the handle of each in order. The same
-    /// context may be given several times: its ranks then share the device.
+    /// context may be given several times: its ranks then share the device, four at most unless `CUDA_DEVICE_MAX_CONNECTIONS`
+    /// gives it more than 8 queues.
     ///
     /// All link memory is allocated here; the kernels of a type are loaded on first use. Peer access is enabled between
     /// the devices, also for their default stream-ordered pools.
