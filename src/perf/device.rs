@@ -15,6 +15,7 @@ use cudarc::driver::{
 };
 
 use super::memory::human;
+use crate::comm::{Communicator, Window};
 use crate::error::{Error, Result};
 use crate::types::Element;
 
@@ -295,6 +296,13 @@ unsafe fn copy(gpu: &Gpu, from: u64, to: u64, bytes: usize) -> Result<()> {
     // SAFETY: the caller vouches for the ranges.
     let done = unsafe { result::memcpy_dtod_async(to, from, bytes, gpu.stream.cu_stream()) };
     done.map_err(gpu.error("cuMemcpyDtoDAsync"))
+}
+
+/// Registers all of one memory of each rank. Whoever keeps the window drops it before them.
+pub(super) fn register(ranks: &[Communicator], memories: &[&Memory]) -> Result<Window> {
+    let all: Vec<View<'_, u8>> = memories.iter().map(|memory| memory.view(0, memory.bytes)).collect();
+    // SAFETY: memory is freed only after its stream is idle, and the ranks' operations on it are in that stream.
+    unsafe { Communicator::register(ranks, &all) }
 }
 
 /// A part of a [`Memory`] as a collective takes it. It tracks nothing: all work on the memory is on one stream.

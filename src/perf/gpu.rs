@@ -110,11 +110,8 @@ impl GpuRanks {
             .iter()
             .map(|gpu| Ok(Buffers { send: Memory::new(gpu, bytes)?, recv: Memory::new(gpu, bytes)? }))
             .collect::<Result<Vec<_>>>()?;
-        let window = setup.register.then(|| {
-            let outputs: Vec<_> = buffers.iter().map(|b| b.recv.view::<u8>(0, bytes)).collect();
-            // SAFETY: the window is dropped before the buffers, which wait for their streams.
-            unsafe { Communicator::register(&comms, &outputs) }
-        });
+        let outputs: Vec<&Memory> = buffers.iter().map(|b| &b.recv).collect();
+        let window = setup.register.then(|| device::register(&comms, &outputs));
         let window = window.transpose()?;
         let (mut nccl, mut windows) = (None, None);
         if setup.nccl != WithNccl::Off {
